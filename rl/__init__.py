@@ -1,0 +1,1 @@
+"""The training engine: collect rollouts, compute advantages, train, sync weights."""

@@ -1,0 +1,1 @@
+"""Policy ranks: the model, its optimizer, and the only ``optimizer.step``."""
