@@ -43,6 +43,21 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CallRecord:
+    """What the gateway in front of vLLM saw of one model call, found again by its sampled tokens.
+
+    Example:
+        CallRecord(finish_reason="length", policy_version=3, num_prompt_tokens=104)
+    """
+
+    finish_reason: FinishReason
+    policy_version: int
+    """Number of optimizer updates the weights had when sampling began."""
+    num_prompt_tokens: int | None
+    """``usage.prompt_tokens`` of the call; None when the response had no usage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """A scored or failed response. Exactly one of ``reward`` and ``failure`` is set."""
 
