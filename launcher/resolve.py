@@ -1,0 +1,190 @@
+"""Recipe or job JSON, group choices and overrides -> one ``JobConfig`` with the origin of every value.
+
+defaults of the schema < groups < recipe < job JSON < command line          (later wins)
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.compose import RECIPE, Composer, Layer, without_defaults_list
+from launcher.interpolation import Interpolated, interpolate
+from launcher.job_json import read_job_json
+from launcher.origins import Origin, TracedTree, dotted, leaves, value_at
+from launcher.overrides import parse_overrides
+from launcher.paths import config_roots
+from launcher.schema.job import JobConfig
+from launcher.schema.problems import LauncherError, Problem
+from launcher.validation import Validated, defaults, validate
+from launcher.yaml_files import KeyPath, YamlFile, read_yaml
+
+PATHS: tuple[KeyPath, ...] = (
+    ("model",),
+    ("model", "name"),
+    ("model", "chat_template"),
+    ("dataset",),
+    ("environment",),
+    ("environment", "name"),
+)
+"""Values that may be paths; one that a recipe gives starts at the folder that holds the recipe's folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A job, and what is needed to say where it came from and to write it down."""
+
+    job: JobConfig
+    references: dict[KeyPath, str]
+    """Key path -> text such as ``${oc.env:SEED}``, for values of environment variables."""
+    origins: dict[str, Origin]
+    """Dotted key -> origin, of every setting that is not at its default."""
+
+    def to_yaml(self) -> str:
+        """The whole config as YAML that ``read_config`` reads back."""
+        import yaml
+
+        return yaml.safe_dump(self.to_tree(), sort_keys=False, allow_unicode=True, width=120)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Every setting as it is written down: ``${...}`` for environment variables, ``\\${`` for text that says so."""
+        tree: dict[str, Any] = _escaped(self.job.model_dump(mode="json"))
+        for path, text in self.references.items():
+            value_at(tree, path[:-1])[int(path[-1]) if path[-1].isdecimal() else path[-1]] = text
+        return tree
+
+    def origins_json(self) -> str:
+        """What a run directory keeps as ``origins.json``."""
+        return json.dumps({key: str(origin) for key, origin in self.origins.items()}, indent=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A job that may be wrong: what ``grpo check`` runs the rules on, so that it can report everything at once."""
+
+    resolved: Resolved
+    problems: tuple[Problem, ...]
+    broken: frozenset[str]
+    """Dotted keys whose value in the job stands in for one that is wrong."""
+
+
+def resolve(overrides: Sequence[str], *, job_json: Path | None = None, composer: Composer | None = None) -> Resolved:
+    """Compose and validate one job.
+
+    Args:
+        overrides: ``recipe=NAME``, ``group=choice`` and ``key=value``, in Hydra's grammar.
+        job_json: a published job JSON, laid over groups and recipe.
+        composer: shared between the trials of a sweep.
+
+    Raises:
+        LauncherError: with every problem of every field.
+    """
+    draft = draft_job(overrides, job_json=job_json, composer=composer)
+    if draft.problems:
+        raise LauncherError(draft.problems)
+    return draft.resolved
+
+
+def read_config(path: Path) -> Resolved:
+    """The job that a run directory's ``config.yaml`` holds.
+
+    Raises:
+        LauncherError: when the file is not a valid config.
+    """
+    traced = TracedTree(tree=defaults())
+    file = read_yaml(path)
+    for key, value in leaves(file.tree):
+        traced.put(key, value, Origin(kind="run", where=_place(file, key, path.parent)))
+    draft = _finish(traced, [])
+    if draft.problems:
+        raise LauncherError(draft.problems)
+    return draft.resolved
+
+
+def draft_job(overrides: Sequence[str], *, job_json: Path | None = None, composer: Composer | None = None) -> Draft:
+    """Compose one job and report its problems instead of raising them.
+
+    Raises:
+        LauncherError: when a file cannot be read or composed, so that there is no job to report on.
+    """
+    composer = composer or Composer(config_roots())
+    parsed = parse_overrides(overrides, groups=composer.groups)
+    if any(problem.path == RECIPE for problem in parsed.problems):
+        raise LauncherError(parsed.problems)
+    traced = TracedTree(tree=defaults())
+    try:
+        for layer in composer.layers(parsed.choices):
+            _lay(traced, layer)
+        job = read_job_json(job_json) if job_json else None
+    except LauncherError as error:
+        raise LauncherError([*parsed.problems, *error.problems]) from None
+    if job is not None:
+        for path, value in leaves(job.tree):
+            traced.put(path, value, Origin(kind="job", where=_place(job, path, Path())))
+    for assignment in parsed.assignments:
+        if assignment.to_default:
+            traced.reset(assignment.key, value_at(defaults(), assignment.key))
+        else:
+            traced.put(assignment.key, assignment.value, Origin(kind="command line", where=assignment.text))
+    return _finish(traced, parsed.problems)
+
+
+def _lay(traced: TracedTree, layer: Layer) -> None:
+    for path, value in leaves(without_defaults_list(layer.file.tree)):
+        key = (*layer.package, *path)
+        if key in PATHS and isinstance(value, str) and "${" not in value and _exists(layer.root / value):
+            value = str(layer.root / value)
+        traced.put(key, value, Origin(kind=layer.kind, where=_place(layer.file, path, layer.root)))
+
+
+def _finish(traced: TracedTree, problems: list[Problem]) -> Draft:
+    data = frozenset(path for path, origin in traced.origins.items() if origin.kind == "job")
+    interpolated = interpolate(traced.tree, data=data)
+    for path in interpolated.failures:
+        traced.reset(path, None)
+    validated = validate(interpolated.tree)
+    broken = validated.broken | {dotted(path) for path in interpolated.failures}
+    fields = _located(validated, interpolated, traced)
+    if any(problem.code == "unknown-choice" for problem in problems):
+        fields = [problem for problem in fields if problem.code != "missing-key"]  # the choice would have set it
+    found = [*problems, *interpolated.failures.values(), *fields]
+    origins = {
+        dotted(path): Origin(kind=origin.kind, where=origin.where, reference=interpolated.references.get(path))
+        for path, origin in sorted(traced.origins.items())
+    }
+    resolved = Resolved(job=validated.job, references=interpolated.references, origins=origins)
+    return Draft(resolved=resolved, problems=tuple(found), broken=frozenset(broken))
+
+
+def _located(validated: Validated, interpolated: Interpolated, traced: TracedTree) -> list[Problem]:
+    """Field problems, each with the place its value came from; what an unresolved reference caused is left out."""
+    failed = {dotted(path) for path in interpolated.failures}
+    located = []
+    for problem in validated.problems:
+        origin = traced.origin(tuple(problem.path.split(".")))
+        if problem.path not in failed:
+            message = problem.message if origin.kind == "default" else f"{problem.message} ({origin.where})"
+            located.append(Problem(code=problem.code, path=problem.path, message=message, fix=problem.fix))
+    return located
+
+
+def _place(file: YamlFile, key: KeyPath, root: Path) -> str:
+    shown = file.path.relative_to(root) if file.path.is_relative_to(root) else file.path
+    line = next((file.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in file.lines), None)
+    return f"{shown}:{line}" if line else str(shown)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file system can hold
+        return False
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _escaped(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_escaped(below) for below in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
