@@ -55,10 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"grpo {name}", description=COMMANDS[name][1])
     module.add_arguments(parser)
     try:
-        options = parser.parse_args(rest)
+        options = _parse(parser, rest)
     except SystemExit as stop:  # argparse exits by itself; a caller in this process wants a status
         return int(stop.code or 0)
     return run_reporting(lambda: module.run(options), as_json="--json" in rest)
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    try:
+        return parser.parse_intermixed_args(arguments)  # options may stand between key=value arguments
+    except TypeError:  # argparse's answer for a parser that has subcommands of its own
+        return parser.parse_args(arguments)
 
 
 def run_reporting(command: Callable[[], int], *, as_json: bool) -> int:

@@ -1,0 +1,80 @@
+"""What an engine does not implement, in one table: a feature that gets implemented is a line that goes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """Values of one setting that an engine would not act on.
+
+    Example:
+        Gap(engine="local", key="training.policy_backend", refused=is_("automodel"), what="the automodel backend")
+    """
+
+    engine: Literal["local", "nemo_rl"]
+    key: str
+    refused: Callable[[Any], bool]
+    what: str
+    implemented_by: Literal["local", "nemo_rl"] | None = "nemo_rl"
+
+
+def is_(*values: object) -> Callable[[Any], bool]:
+    """Refuses these values."""
+    return lambda value: value in values
+
+
+def is_set(value: Any) -> bool:
+    """Refuses everything but unset, off and empty."""
+    return value is not None and value is not False and value != () and value != 0
+
+
+def above_one(value: Any) -> bool:
+    """Refuses sizes above 1."""
+    return value is not None and value > 1
+
+
+def _local(key: str, refused: Callable[[Any], bool], what: str, *, elsewhere: bool = True) -> Gap:
+    return Gap(engine="local", key=key, refused=refused, what=what, implemented_by="nemo_rl" if elsewhere else None)
+
+
+GAPS: tuple[Gap, ...] = (
+    _local("training.policy_backend", is_("automodel"), "the automodel backend"),
+    _local("training.finetuning_type", is_("lora"), "LoRA"),
+    _local("training.optimizer_type", lambda v: v != "adamw_with_cosine_annealing", "this optimizer"),
+    _local("training.batching_strategy", is_("static"), "static batching"),
+    _local("training.batching_strategy", is_("sequence_packing"), "sequence packing"),
+    _local("training.overlong_filtering", is_set, "overlong filtering"),
+    _local("training.ref_policy_kl_penalty", is_set, "a reference model"),
+    _local("training.ratio_clip_c", is_set, "the dual clip"),
+    _local("training.advantage_clip_low", lambda v: v is not None, "advantage clipping"),
+    _local("training.advantage_clip_high", lambda v: v is not None, "advantage clipping"),
+    _local("training.use_on_policy_kl_approximation", is_(False), "a KL term without the on-policy approximation"),
+    _local("training.use_importance_sampling_correction", is_(False), "a loss without importance correction"),
+    _local("training.truncated_importance_sampling_type", is_set, "truncated importance sampling"),
+    _local("training.use_dynamic_sampling", is_set, "dynamic sampling"),
+    _local("training.reward_shaping", is_set, "reward shaping"),
+    _local("training.reward_scaling", is_set, "reward scaling"),
+    _local("training.max_rollout_turns", is_set, "a limit of turns", elsewhere=False),
+    _local("training.router_aux_loss_coef", lambda v: v is not None, "overrides of the model config"),
+    _local("training.hf_config_overrides", is_set, "overrides of the model config"),
+    _local("training.automodel_kwargs", is_set, "arguments for Automodel"),
+    _local("training.vllm_tensor_parallel_size", above_one, "samplers over several GPUs"),
+    _local("training.activation_checkpointing", is_set, "activation checkpointing"),
+    _local("training.parallelism.num_gpus_per_node", above_one, "several ranks"),
+    _local("training.parallelism.tensor_parallel_size", above_one, "tensor parallel"),
+    _local("training.parallelism.context_parallel_size", above_one, "context parallel"),
+    _local("training.parallelism.expert_parallel_size", above_one, "expert parallel"),
+    _local("training.parallelism.sequence_parallel", is_set, "sequence parallel"),
+    _local("checkpoint.save_interval", is_set, "checkpoints between steps"),
+    _local("model.chat_template", is_set, "a chat template of the job's"),
+    _local("model.tool_call_parser", is_set, "tool-call parsers"),
+    _local("model.reasoning_parser", is_set, "reasoning parsers"),
+    _local("model.trust_remote_code", is_set, "models that ship code"),
+    _local("cluster.address", is_set, "an existing Ray cluster"),
+    _local("logger.wandb.enabled", is_set, "Weights & Biases"),
+    _local("logger.tensorboard", is_set, "TensorBoard"),
+    _local("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
+    Gap(engine="nemo_rl", key="sandbox.enabled", refused=is_set, what="a sandbox", implemented_by=None),
+)
