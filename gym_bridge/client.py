@@ -1,0 +1,145 @@
+"""Rollouts from running Gym servers: rows go to their agents, results come back in the order they finish.
+
+    RolloutRequest --(rows)--> POST <agent>/run --(responses)--> Rollout
+
+Gym's own client waits for ever and retries for ever. Here each rollout has a bound, and one that fails costs only
+itself.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import aiohttp
+
+from gym_bridge.responses import FindCall, failed_rollout, finished_rollout, http_failure
+from gym_bridge.rows import agent_name, run_request
+from gym_bridge.types import Rollout, RolloutRequest
+from launcher.schema.problems import LauncherError, Problem
+from launcher.schema.sampling import Sampling
+
+DISCONNECTED_PAUSE_S = 1.0
+"""Before a broken connection counts as a failed rollout: if a server died, the watch says so within that time."""
+
+
+class GymClient:
+    """Asks the agents of one environment for rollouts."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, str],
+        *,
+        sampling: Sampling,
+        find_call: FindCall,
+        watch: Callable[[], Awaitable[None]],
+    ):
+        """
+        Args:
+            agents: agent instance -> base URL (``GymServers.agents``).
+            sampling: overwrites what rows say.
+            find_call: finish reason and policy version of a model call, by its sampled tokens.
+            watch: never returns, and raises when the servers can no longer answer (``GymServers.watch``).
+        """
+        self._agents = agents
+        self._sampling = sampling
+        self._find_call = find_call
+        self._watch = watch
+
+    async def rollouts(
+        self, requests: Sequence[RolloutRequest], *, max_in_flight: int, timeout_s: float, policy_version: int
+    ) -> AsyncIterator[Rollout]:
+        """Yield one rollout per request as each finishes, failed ones included. Close the iterator to cancel the rest.
+
+        Args:
+            requests: what to sample.
+            max_in_flight: bound on rollouts at a time.
+            timeout_s: bound on one rollout.
+            policy_version: of model calls that ``find_call`` does not know.
+
+        Raises:
+            LauncherError: a row names an agent that the environment does not have.
+            RunFailed: from ``watch``.
+        """
+        self._check_agents(requests)
+        finished: asyncio.Queue[Rollout | Exception] = asyncio.Queue()
+        waiting = iter(requests)
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
+
+            async def work(waiting: Iterator[RolloutRequest]) -> None:
+                for request in waiting:
+                    finished.put_nowait(await self._rollout(session, request, timeout_s, policy_version))
+
+            num_workers = min(max_in_flight, len(requests))
+            tasks = [asyncio.ensure_future(_reporting(self._watch(), finished))]
+            tasks += [asyncio.ensure_future(_reporting(work(waiting), finished)) for _ in range(num_workers)]
+            try:
+                for _ in requests:
+                    rollout = await finished.get()
+                    if isinstance(rollout, Exception):
+                        raise rollout
+                    yield rollout
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _rollout(
+        self, session: aiohttp.ClientSession, request: RolloutRequest, timeout_s: float, policy_version: int
+    ) -> Rollout:
+        agent = agent_name(request.row)
+        started = time.monotonic()
+
+        def failed(reason: str) -> Rollout:
+            return failed_rollout(
+                request, reason, agent=agent, policy_version=policy_version, duration_s=time.monotonic() - started
+            )
+
+        body = json.dumps(run_request(request, self._sampling))
+        try:
+            async with session.post(
+                f"{self._agents[agent]}/run", data=body, headers={"Content-Type": "application/json"}
+            ) as response:
+                text = await response.text()
+        except TimeoutError:
+            return failed(f"timeout: no result after {timeout_s:.0f} s")
+        except aiohttp.ClientError as error:
+            await asyncio.sleep(DISCONNECTED_PAUSE_S)
+            return failed(f"no connection to {agent}: {error}")
+        if response.status != 200:
+            return failed(http_failure(response.status, text, agent=agent))
+        with suppress(ValueError):
+            result = json.loads(text)
+            if isinstance(result, dict):
+                return finished_rollout(
+                    request, result, agent=agent, find_call=self._find_call, policy_version=policy_version,
+                    duration_s=time.monotonic() - started,
+                )  # fmt: skip
+        return failed(f"{agent} answered with something that is not a JSON object: {text[:80]!r}")
+
+    def _check_agents(self, requests: Sequence[RolloutRequest]) -> None:
+        named = {agent_name(request.row): request.row_index for request in reversed(requests)}
+        unknown = {name: row for name, row in named.items() if name not in self._agents}
+        if unknown:
+            available = ", ".join(sorted(self._agents))
+            raise LauncherError(
+                Problem(
+                    code="unknown-agent", path=f"dataset row {row + 1}",
+                    message=f"agent_ref.name is {name!r}; the environment has {available}",
+                    fix="name one of these agents in the row, or train with the environment that has it",
+                )
+                for name, row in unknown.items()
+            )  # fmt: skip
+
+
+async def _reporting(work: Awaitable[None], finished: asyncio.Queue[Rollout | Exception]) -> None:
+    """Hand what ``work`` raises to the consumer, which would otherwise wait for ever."""
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001 (raised again by the consumer)
+        finished.put_nowait(error)
