@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -202,12 +202,11 @@ class FileSetStore:
                     raise
         return target
 
-    def read(self, fileset: FileSet, path: str, *, limit: int) -> bytes:
-        """At most ``limit`` bytes of one file of a set."""
-        blob = self._blob(fileset.reference, fileset.files[path])
-        with _as_problems(f"{fileset.reference}/{path}"), self._fs.open(blob, "rb") as file:
-            content: bytes = file.read(limit)
-        return content
+    def open(self, fileset: FileSet, path: str) -> BinaryIO:
+        """One file of a set, seekable; read where it is, without a check of its hash."""
+        with _as_problems(f"{fileset.reference}/{path}"):
+            file: BinaryIO = self._fs.open(self._blob(fileset.reference, fileset.files[path]), "rb")
+        return file
 
     def delete(self, name: str, *, workspace: str = DEFAULT_WORKSPACE) -> FileSet:
         """Delete a set with its files; readers stop seeing it at once."""
