@@ -1,20 +1,19 @@
 """The check that ``grpo check`` prints and that ``grpo train`` passes first.
 
-overrides, job JSON --(resolve)--> job --(gather_facts)--> facts --(rules)--> problems --(compile)--> plan
+overrides, job JSON --(resolve)--> job --(FactReader)--> facts --(rules)--> problems --(compile)--> plan
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.compile import compile_plan
 from launcher.compose import Composer
-from launcher.dataset import count_rows, find_dataset
-from launcher.device import find_device
 from launcher.facts import Facts
+from launcher.gathering import FactReader, Gathered
+from launcher.paths import config_roots
 from launcher.resolve import Resolved, draft_job
 from launcher.rules import check_rules
-from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, Problem
 
@@ -33,7 +32,7 @@ class Checked:
     @property
     def valid(self) -> bool:
         """Whether the job may start: no problem but warnings."""
-        return all(problem.severity == "warning" for problem in self.problems)
+        return not has_errors(self.problems)
 
     def require_valid(self) -> RunPlan:
         """The plan of a job that may start.
@@ -46,59 +45,44 @@ class Checked:
         return self.plan
 
 
-def check_job(
-    overrides: Sequence[str],
-    *,
-    job_json: Path | None = None,
-    config_only: bool = False,
-    composer: Composer | None = None,
-) -> Checked:
-    """Resolve a job and find everything that is wrong with it.
+@dataclass(kw_only=True, slots=True)
+class Checker:
+    """Checks jobs one after the other; what their compositions and files have in common is read once."""
 
-    Args:
-        overrides: as for ``resolve``.
-        job_json: as for ``resolve``.
-        config_only: look at no file the job refers to.
-        composer: as for ``resolve``.
+    composer: Composer = field(default_factory=lambda: Composer(config_roots()))
+    reader: FactReader = field(default_factory=FactReader)
 
-    Raises:
-        LauncherError: when there is no job to check: a recipe that cannot be read, for example.
-    """
-    draft = draft_job(overrides, job_json=job_json, composer=composer)
-    job = draft.resolved.job
-    facts = Facts() if config_only else gather_facts(job, skip=draft.broken)
-    problems = (*draft.problems, *check_rules(job, facts, broken=draft.broken))
-    plan = None
-    if all(problem.severity == "warning" for problem in problems) and facts.num_training_rows is not None:
-        plan = compile_plan(
-            job, num_training_rows=facts.num_training_rows, num_validation_rows=facts.num_validation_rows or 0
-        )
-    return Checked(resolved=draft.resolved, facts=facts, problems=problems, plan=plan)
+    def check(self, overrides: Sequence[str], *, job_json: Path | None = None, config_only: bool = False) -> Checked:
+        """Resolve a job and find everything that is wrong with it.
 
+        Args:
+            overrides: as for ``resolve``.
+            job_json: as for ``resolve``.
+            config_only: look at no file the job refers to.
 
-def gather_facts(job: JobConfig, *, skip: frozenset[str] = frozenset()) -> Facts:
-    """Read what rules need from the files a job refers to and from this machine.
-
-    Args:
-        job: the job.
-        skip: dotted keys that are broken: what they refer to is not looked for.
-    """
-    facts = Facts(device=find_device(job.cluster.device))
-    problems: list[Problem] = []
-    if not {"dataset"} & skip:
-        try:
-            facts = _with_rows(facts, job.dataset)
-        except LauncherError as error:
-            problems.extend(error.problems)
-    return replace(facts, unreachable=tuple(problems))
+        Raises:
+            LauncherError: when there is no job to check: a recipe that cannot be read, for example.
+        """
+        draft = draft_job(overrides, job_json=job_json, composer=self.composer)
+        job = draft.resolved.job
+        gathered = Gathered(facts=Facts(), problems=())
+        if not config_only:
+            gathered = self.reader.gather(job, skip=draft.broken)
+        facts = gathered.facts
+        problems = (*draft.problems, *check_rules(job, facts, broken=draft.broken), *gathered.problems)
+        plan = None
+        if facts.num_training_rows is not None and not has_errors(problems):
+            plan = compile_plan(
+                job, num_training_rows=facts.num_training_rows, num_validation_rows=facts.num_validation_rows or 0
+            )
+        return Checked(resolved=draft.resolved, facts=facts, problems=problems, plan=plan)
 
 
-def _with_rows(facts: Facts, dataset: str) -> Facts:
-    from launcher.references import resolve_reference
+def check_job(overrides: Sequence[str], *, job_json: Path | None = None, config_only: bool = False) -> Checked:
+    """``Checker.check`` for a single job."""
+    return Checker().check(overrides, job_json=job_json, config_only=config_only)
 
-    files = find_dataset(resolve_reference("dataset", dataset).local_path())
-    return replace(
-        facts,
-        num_training_rows=count_rows(files.training),
-        num_validation_rows=count_rows(files.validation) if files.validation else 0,
-    )
+
+def has_errors(problems: Iterable[Problem]) -> bool:
+    """Whether there is more than warnings."""
+    return any(problem.severity == "error" for problem in problems)

@@ -7,7 +7,7 @@ value came from, and a sweep of a hundred trials composes once instead of a hund
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl  # public Hydra has no loader free of global state
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -24,9 +25,11 @@ from omegaconf import OmegaConf
 
 from launcher.paths import GROUPS_FOLDER, RECIPES_FOLDER
 from launcher.schema.problems import LauncherError, Problem
+from launcher.validation import defaults, required_keys
 from launcher.yaml_files import KeyPath, YamlFile, read_text, read_yaml
 
 PRIMARY = "config"
+SCHEMA = "schema"
 RECIPE = "recipe"
 
 
@@ -52,12 +55,13 @@ class Composer:
     def __init__(self, roots: Sequence[Path]):
         self.roots = tuple(roots)
         Plugins.instance().register(_RootSource)
-        search_path = ConfigSearchPathImpl()
-        search_path.append("hydra", "pkg://hydra.conf")
+        ConfigStore.instance().store(name=SCHEMA, node=_with_missing(defaults(), required=required_keys()))
+        self.search_path = ConfigSearchPathImpl()
+        self.search_path.append("hydra", "pkg://hydra.conf")
         for root in self.roots:
-            search_path.append("grpo", f"{_RootSource.scheme()}://{root}")
-        search_path.append("schema", "structured://")
-        self._loader = ConfigLoaderImpl(search_path)
+            self.search_path.append("grpo", f"{_RootSource.scheme()}://{root}")
+        self.search_path.append("schema", "structured://")
+        self._loader = ConfigLoaderImpl(self.search_path)
         self._layers: dict[tuple[str, ...], tuple[Layer, ...]] = {}
 
     @functools.cached_property
@@ -90,7 +94,7 @@ class Composer:
             raise LauncherError([_problem(place, "brings itself in", fix)]) from None
         for default in found:
             path = default.config_path
-            if path is None or path.startswith("hydra/"):
+            if path is None or path == SCHEMA or path.startswith("hydra/"):
                 continue
             root, file = next((root, file) for root in self.roots if (file := config_file(root, path)).is_file())
             yield Layer(
@@ -154,6 +158,16 @@ class _RootSource(FileConfigSource):
         return Path(self.path) / (RECIPES_FOLDER if group == RECIPE else f"{GROUPS_FOLDER}/{group}") / rest
 
 
+def _with_missing(tree: dict[str, Any], *, required: Iterable[KeyPath]) -> dict[str, Any]:
+    """The defaults as Hydra shows them, ``???`` where a value is required."""
+    for path in required:
+        parent = tree
+        for part in path[:-1]:
+            parent = parent[part]
+        parent[path[-1]] = "???"
+    return tree
+
+
 def _read(file: Path) -> YamlFile:
     stat = file.stat()
     return _read_version(file, stat.st_mtime_ns, stat.st_size)
@@ -168,6 +182,6 @@ def _problem(path: str, message: str, fix: str) -> Problem:
     return Problem(code="bad-composition", path=path, message=message, fix=fix)
 
 
-def without_defaults_list(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file sets, without the ``defaults`` list that is Hydra's."""
-    return {key: value for key, value in tree.items() if key != "defaults"}
+def job_part(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file sets in the job: all but Hydra's own keys."""
+    return {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}

@@ -6,6 +6,7 @@ facts once, and a machine that is not the one that will train.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from launcher.schema.problems import Problem
@@ -23,6 +24,8 @@ class ModelFacts:
     """config.json."""
     tensors: Mapping[str, tuple[int, ...]] | None = None
     """Name -> shape, from the headers of the safetensors files; None when there are none."""
+    folder: Path | None = None
+    """Where the files lie."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +33,12 @@ class EnvironmentFacts:
     """What the configs of an environment package say.
 
     Example:
-        EnvironmentFacts(format="native-v1", agents={"my_agent": "simple_agent"}, uses_reasoning_parser=False)
+        EnvironmentFacts(format="native-v1", agents_without_turn_limit={"my_agent": "my_agent"})
     """
 
     format: str
-    agents: Mapping[str, str] = field(default_factory=dict)
-    """Agent instance -> implementation."""
+    agents_without_turn_limit: Mapping[str, str] = field(default_factory=dict)
+    """Agent instance -> implementation, of agents that have no limit of turns to set."""
     uses_reasoning_parser: bool = False
     """The policy model's server is told to expect parsed reasoning."""
 

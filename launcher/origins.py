@@ -42,7 +42,6 @@ class TracedTree:
     def put(self, path: KeyPath, value: Any, origin: Origin) -> None:
         """Set one value. A mapping merges with the mapping it meets, ``???`` sets nothing, all else replaces."""
         if len(path) == 1 and path[0] in REFERENCE_GROUPS and isinstance(value, str):
-            self.reset(path, {})  # another model is another section: no chat template of the one before stays
             path = (*path, "name")
         if isinstance(value, Mapping) and value:
             for below, leaf in leaves(value, path):

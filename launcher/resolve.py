@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.compose import RECIPE, Composer, Layer, without_defaults_list
+from launcher.compose import RECIPE, Composer, Layer, job_part
 from launcher.interpolation import Interpolated, interpolate
 from launcher.job_json import read_job_json
 from launcher.origins import Origin, TracedTree, dotted, leaves, value_at
@@ -131,7 +131,7 @@ def draft_job(overrides: Sequence[str], *, job_json: Path | None = None, compose
 
 
 def _lay(traced: TracedTree, layer: Layer) -> None:
-    for path, value in leaves(without_defaults_list(layer.file.tree)):
+    for path, value in leaves(job_part(layer.file.tree)):
         key = (*layer.package, *path)
         if key in PATHS and isinstance(value, str) and "${" not in value and _exists(layer.root / value):
             value = str(layer.root / value)

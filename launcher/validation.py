@@ -78,6 +78,11 @@ def defaults() -> dict[str, Any]:
     return _defaults(JobConfig)
 
 
+def required_keys() -> list[KeyPath]:
+    """Leaves that have no default."""
+    return [path for path, field, section in schema_fields() if section is None and field.is_required()]
+
+
 def key_paths() -> list[str]:
     """Every key of the schema, sections before what they hold."""
     return [dotted(path) for path, _, _ in schema_fields()]

@@ -8,8 +8,6 @@ from launcher.rules.gaps import GAPS
 from launcher.schema.job import JobConfig
 
 HOPPER = (9, 0)
-TURN_LIMITED_AGENTS = frozenset({"simple_agent"})
-"""Agent implementations of Gym that have a limit of turns (``max_steps``) to set."""
 
 
 def references_lead_somewhere(job: JobConfig, facts: Facts) -> Iterator[Finding]:
@@ -112,13 +110,12 @@ def agent_limits_turns(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     """max_rollout_turns is written into the agent's own limit of turns, so every agent must have one."""
     if job.training.max_rollout_turns is None or facts.environment is None:
         return
-    for instance, implementation in facts.environment.agents.items():
-        if implementation not in TURN_LIMITED_AGENTS:
-            yield Finding(
-                path="training.max_rollout_turns",
-                message=f"agent {instance} ({implementation}) has no limit of turns to set",
-                fix=f"leave it out; agents with a limit: {', '.join(sorted(TURN_LIMITED_AGENTS))}",
-            )
+    for instance, implementation in facts.environment.agents_without_turn_limit.items():
+        yield Finding(
+            path="training.max_rollout_turns",
+            message=f"agent {instance} ({implementation}) has no limit of turns to set",
+            fix="leave training.max_rollout_turns out, or use an agent that has one, such as simple_agent",
+        )
 
 
 def sandbox_is_available(job: JobConfig, facts: Facts) -> Iterator[Finding]:
