@@ -17,6 +17,8 @@ import io
 import json
 import os
 import queue
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -133,7 +135,7 @@ def planned_servers(config: Any, package: Path) -> list[Plan]:
     from nemo_gym.global_config import NEMO_GYM_RESERVED_TOP_LEVEL_KEYS
     from omegaconf import OmegaConf
 
-    plans = []
+    plans: list[Plan] = []
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     for name, instance in resolved.items():
         if name in NEMO_GYM_RESERVED_TOP_LEVEL_KEYS or not isinstance(instance, dict):
@@ -141,6 +143,10 @@ def planned_servers(config: Any, package: Path) -> list[Plan]:
         for server_type, implementations in instance.items():
             for implementation, settings in implementations.items() if isinstance(implementations, dict) else ():
                 if isinstance(settings, dict) and "entrypoint" in settings:
+                    if not re.fullmatch(r"[\w.-]+", name):
+                        raise Refused(
+                            f"server name {name!r}: letters, digits, '_', '-' and '.' only, it names a log file"
+                        )
                     key, entrypoint = f"{server_type}/{implementation}", settings["entrypoint"]
                     folder, built_in = server_folder(package, Path(PARENT_DIR), key, entrypoint)
                     plans.append(Plan(
@@ -253,7 +259,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def stop(servers: Servers) -> None:
-    """Interrupt the servers, kill those that stay, end Ray. Whoever started us sweeps up what even this leaves."""
+    """Interrupt the servers, kill those that stay, end Ray, remove what was written."""
     for process in servers.values():
         process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + GRACE_S
@@ -265,9 +271,10 @@ def stop(servers: Servers) -> None:
             process.wait()
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
+    shutil.rmtree(os.getcwd(), ignore_errors=True)
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # the head server's thread and Ray's would delay the end
+    os.killpg(0, signal.SIGKILL)  # with us goes whatever the servers themselves started

@@ -4,35 +4,26 @@ Gym pins packages to versions that vLLM refuses, so it never shares ours.
 
     pinned lock of a Gym version --> <cache>/gym/0.4.0-<digest>             Gym's own, and of servers that need no more
     requirements of one server   --> <cache>/gym/servers/<name>-<digest>    as Gym would make it at start
-
-A folder is finished when it holds ``MARKER``. One without is what an interrupted installation left: the next run, which
-holds the lock beside the folder, removes it and starts over.
 """
 
 import asyncio
-import contextlib
-import fcntl
 import hashlib
 import os
 import re
-import shutil
 import sys
 import tomllib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_bridge.once import OnProgress, made_once
 from gym_bridge.session import kill_session
 from gym_bridge.variables import install_variables
 from gym_bridge.versions import GymVersion
 from launcher.schema.problems import RunFailed
 
-MARKER = ".complete"
-LOCK_POLL_S = 0.2
 NUM_LAST_LINES = 15
-
-OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +65,7 @@ async def gym_environment(
     """Install a Gym version, or find it installed.
 
     Args:
+        version: from ``gym_version``.
         cache: root of everything this project caches.
         timeout_s: bound on the installation, waiting for another run's included.
         on_progress: told one line at a time what happens.
@@ -81,15 +73,17 @@ async def gym_environment(
     Raises:
         RunFailed: uv failed (its own last words are in the message) or took too long.
     """
-    lock = version.lock.read_text()
-    root = cache / "gym" / f"{version.version}-{_digest(lock)}"
+    root = cache.absolute() / "gym" / f"{version.version}-{_digest(version.lock.read_text())}"
 
     async def install() -> None:
         on_progress(f"installing NeMo Gym {version.version} (once, about 1.1 GB)")
         await _make_venv(root)
         await _uv("pip", "sync", "--require-hashes", str(version.lock), *_into(root), folder=root)
 
-    await _made_once(root, install, what=f"NeMo Gym {version.version}", timeout_s=timeout_s, on_progress=on_progress)
+    await made_once(
+        root, install, is_intact=lambda: _has_python(root), what=f"installing NeMo Gym {version.version}",
+        timeout_s=timeout_s, on_progress=on_progress,
+    )  # fmt: skip
     return GymEnvironment(version=version.version, root=root)
 
 
@@ -105,18 +99,21 @@ async def server_environment(
     if not requirements:
         return gym.root
     # Gym installs each server with its own version and that of Ray and OpenAI's client, which must be the host's.
-    pins = [f"nemo-gym=={gym.version}", *_pins_of(gym, "ray", extra="[default]"), *_pins_of(gym, "openai")]
+    pins = (f"nemo-gym=={gym.version}", _pin(gym, "ray", extra="[default]"), _pin(gym, "openai"))
     wanted = "".join(f"{line}\n" for line in (*pins, *requirements))
-    root = cache / "gym" / "servers" / f"{server.path.name}-{_digest(gym.root.name + wanted)}"
+    content = "".join([gym.root.name, wanted, *_referenced(server.path, requirements)])
+    root = cache.absolute() / "gym" / "servers" / f"{server.path.name}-{_digest(content)}"
 
     async def install() -> None:
         on_progress(f"installing what {server.key} requires: {', '.join(requirements)}")
         await _make_venv(root)
-        listed = root / "requirements.txt"
-        listed.write_text(wanted)
-        await _uv("pip", "install", "--no-sources", "-r", str(listed), *_into(root), folder=server.path)
+        # In the server's folder, as Gym does: paths in requirements are relative to it.
+        await _uv("pip", "install", "--no-sources", "-r", "-", *_into(root), folder=server.path, stdin=wanted)
 
-    await _made_once(root, install, what=f"what {server.key} requires", timeout_s=timeout_s, on_progress=on_progress)
+    await made_once(
+        root, install, is_intact=lambda: _has_python(root), what=f"installing what {server.key} requires",
+        timeout_s=timeout_s, on_progress=on_progress,
+    )  # fmt: skip
     return root
 
 
@@ -135,50 +132,16 @@ def server_requirements(server: ServerFolder) -> tuple[str, ...]:
     return tuple(line for line in project.get("dependencies", ()) if line not in of_gym)
 
 
-async def _made_once(
-    folder: Path, make: Callable[[], Awaitable[None]], *, what: str, timeout_s: float, on_progress: OnProgress
-) -> None:
-    if _is_complete(folder):
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        async with asyncio.timeout(timeout_s), _locked(folder.with_name(f"{folder.name}.lock"), what, on_progress):
-            if _is_complete(folder):
-                return
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                await make()
-                (folder / MARKER).touch()
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-    except TimeoutError:
-        raise RunFailed(
-            f"installing {what} took more than {timeout_s:.0f} s: is the package index reachable? "
-            f"Another run may hold {folder.name}.lock in {folder.parent}"
-        ) from None
+def _referenced(folder: Path, requirements: Sequence[str]) -> list[str]:
+    """Contents of the files that ``-r`` and ``-c`` lines name: they, too, decide what is installed."""
+    named = [
+        match[1] for line in requirements if (match := re.match(r"-(?:r|c|-requirement|-constraint)[ =]+(\S+)", line))
+    ]
+    return [(folder / name).read_text() for name in named if (folder / name).is_file()]
 
 
-def _is_complete(folder: Path) -> bool:
-    # bin/python is a link: its target is gone when that Python was uninstalled.
-    return (folder / MARKER).exists() and (folder / "bin" / "python").exists()
-
-
-@contextlib.asynccontextmanager
-async def _locked(path: Path, what: str, on_progress: OnProgress) -> AsyncIterator[None]:
-    """Hold an exclusive lock that the kernel drops when we die. The file stays: removing it would open a race."""
-    with path.open("w") as file:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    on_progress(f"waiting for another run that installs {what}")
-                    waiting = True
-                await asyncio.sleep(LOCK_POLL_S)
-        yield
+def _has_python(root: Path) -> bool:
+    return (root / "bin" / "python").exists()  # a link: its target is gone when that Python was uninstalled
 
 
 async def _make_venv(root: Path) -> None:
@@ -191,16 +154,19 @@ def _into(root: Path) -> tuple[str, str]:
     return "--python", str(root / "bin" / "python")
 
 
-async def _uv(*arguments: str, folder: Path) -> None:
+async def _uv(*arguments: str, folder: Path, stdin: str = "") -> None:
     """Run uv in ``folder``, away from any project of ours, whose settings it would apply."""
-    from uv import find_uv_bin  # a launcher without the engine extra has no uv and never comes here
+    from uv import find_uv_bin  # part of the engine extra; the launcher alone never comes here
 
     process = await asyncio.create_subprocess_exec(
         find_uv_bin(), "--no-progress", *arguments, cwd=folder, env=install_variables(os.environ),
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )  # fmt: skip
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write(stdin.encode())
+    process.stdin.close()
     last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
     try:
         async for line in process.stdout:
@@ -213,12 +179,10 @@ async def _uv(*arguments: str, folder: Path) -> None:
         raise RunFailed(f"`uv {arguments[0]} {arguments[1]}` ended with status {status}; its last words:\n{words}")
 
 
-def _pins_of(gym: GymEnvironment, project: str, *, extra: str = "") -> Sequence[str]:
+def _pin(gym: GymEnvironment, project: str, *, extra: str = "") -> str:
     """``project==version`` as it is installed beside Gym."""
-    found = sorted(gym.root.glob(f"lib/python3.*/site-packages/{project}-*.dist-info"))
-    return [
-        f"{project}{extra}=={match[1]}" for path in found if (match := re.fullmatch(r".+?-(.+)\.dist-info", path.name))
-    ]
+    (found,) = gym.root.glob(f"lib/python3.*/site-packages/{project}-*.dist-info")
+    return f"{project}{extra}=={found.name.removesuffix('.dist-info').removeprefix(f'{project}-')}"
 
 
 def _digest(content: str) -> str:

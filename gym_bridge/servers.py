@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from gym_bridge.install import GymEnvironment, OnProgress, ServerFolder, server_environment
+from gym_bridge.install import GymEnvironment, ServerFolder, server_environment
+from gym_bridge.once import OnProgress
 from gym_bridge.package import EnvironmentPackage, PolicyEndpoint, gym_config
 from gym_bridge.session import kill_session
 from gym_bridge.variables import gym_variables
@@ -42,7 +43,7 @@ LONGEST_RAY_FOLDER = 40
 class Bounds:
     """How long each part may take, in seconds."""
 
-    parse_s: float = 60.0
+    parse_s: float = 120.0
     """Reading the package's config, Gym's imports included."""
     install_s: float = 900.0
     """Making one server's environment."""
@@ -161,15 +162,23 @@ class _Host:
     """The host process, seen from the launcher."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reports: asyncio.StreamReader, *, work: Path, mark: str, logs: Path
+        self,
+        process: asyncio.subprocess.Process,
+        reports: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+        *,
+        work: Path,
+        mark: str,
+        logs: Path,
     ):
         self.work = work
         self._process = process
         self._reports = reports
+        self._pipe = pipe
         self._mark = mark
         self._logs = logs
         self._silent: Sequence[str] = ()
-        self._ended = False
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     async def spawn(cls, gym: GymEnvironment, *, log_folder: Path, pass_variables: Sequence[str]) -> Self:
@@ -195,10 +204,10 @@ class _Host:
         finally:
             os.close(write_end)
         reports = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(read_end, "rb")
         )
-        return cls(process, reports, work=work, mark=mark, logs=log_folder)
+        return cls(process, reports, pipe, work=work, mark=mark, logs=log_folder)
 
     def tell(self, **wish: object) -> None:
         assert self._process.stdin is not None
@@ -229,19 +238,21 @@ class _Host:
 
     async def end(self, *, within_s: float) -> None:
         """Ask the host to stop, then kill whatever is left of its session, then remove its folder."""
-        if self._ended:
-            return
-        self._ended = True
-        await asyncio.shield(asyncio.ensure_future(self._end(within_s)))
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(within_s), name="end NeMo Gym")
+        await asyncio.shield(self._ending)
 
     async def _end(self, within_s: float) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), within_s)
-        await asyncio.to_thread(kill_session, self._process.pid, mark=self._mark)
-        await self._process.wait()
-        shutil.rmtree(self.work, ignore_errors=True)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), within_s)
+        finally:
+            kill_session(self._process.pid, mark=self._mark)
+            self._pipe.close()
+            shutil.rmtree(self.work, ignore_errors=True)
+            await self._process.wait()
 
     async def _next_report(self) -> dict[str, Any]:
         line = await self._reports.readline()
