@@ -61,14 +61,14 @@ class Composer:
         for root in self.roots:
             self.search_path.append("grpo", f"{_RootSource.scheme()}://{root}")
         self.search_path.append("schema", "structured://")
-        self._loader = ConfigLoaderImpl(self.search_path)
+        self.loader = ConfigLoaderImpl(self.search_path)
         self._layers: dict[tuple[str, ...], tuple[Layer, ...]] = {}
 
     @functools.cached_property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """Every group with the names of its choices."""
-        names = [name for name in self._loader.list_groups("") if name != "hydra"]
-        return {name: tuple(self._loader.get_group_options(name, ObjectType.CONFIG)) for name in names}
+        names = [name for name in self.loader.list_groups("") if name != "hydra"]
+        return {name: tuple(self.loader.get_group_options(name, ObjectType.CONFIG)) for name in names}
 
     def layers(self, choices: Mapping[str, str | None]) -> tuple[Layer, ...]:
         """Files that the choices bring in, in the order of merging.
@@ -84,7 +84,7 @@ class Composer:
     def _compose(self, overrides: list[str]) -> Iterator[Layer]:
         place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), "conf/config.yaml")
         try:
-            found = self._loader.compute_defaults_list(PRIMARY, overrides, RunMode.RUN).defaults
+            found = self.loader.compute_defaults_list(PRIMARY, overrides, RunMode.RUN).defaults
         except HydraException as error:
             fix = "fix the `defaults` list of the recipe or group that it names"
             message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__

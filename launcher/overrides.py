@@ -76,7 +76,7 @@ def parse_overrides(texts: Iterable[str], *, groups: Mapping[str, Sequence[str]]
         else:
             key = tuple(override.key_or_group.replace("/", ".").split("."))
             result.assignments.append(
-                Assignment(key=key, value=override.value(), text=text, to_default=override.is_delete())
+                Assignment(key=key, value=override.value(), text=text.lstrip("+"), to_default=override.is_delete())
             )
     return result
 

@@ -3,10 +3,10 @@
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from launcher.checking import check_job
 from launcher.cli import print_problems
+from launcher.commands.arguments import add_job_arguments
 from launcher.schema.plan import RunPlan
 
 
@@ -15,12 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_arguments(parser)
     parser.add_argument("--config-only", action="store_true", help="look at no file that the job refers to")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every command takes that works on a job."""
-    parser.add_argument("overrides", nargs="*", metavar="recipe=NAME|group=choice|key=value", help="what to compose")
-    parser.add_argument("--job", type=Path, metavar="FILE", help="a job JSON, laid over groups and recipe")
 
 
 def run(options: argparse.Namespace) -> int:

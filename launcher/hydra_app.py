@@ -1,0 +1,138 @@
+"""Hydra's own flags of ``grpo train``: ``-m``, ``--cfg``, ``--info``, over the same groups and recipes as our commands.
+
+Hydra refuses keys below a null block, and unknown keys one at a time. Such overrides therefore reach it with ``++``, and
+what they add up to is judged by ``launcher.checking``.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import hydra.version
+from hydra._internal.hydra import Hydra  # what hydra.main uses, without its sys.argv and sys.exit
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.compose import PRIMARY, Composer
+from launcher.origins import dotted, leaves
+from launcher.overrides import REFERENCE_GROUPS
+from launcher.schema.problems import LauncherError, Problem
+from launcher.validation import defaults
+
+VERSION_BASE = "1.3"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HydraArguments:
+    """Overrides as Hydra takes them.
+
+    Example, of ``recipe=demo training.seed=1,2 ~training.top_k``:
+        HydraArguments(overrides=("recipe=demo", "training.seed=1,2"), resets=("~training.top_k",))
+    """
+
+    overrides: tuple[str, ...]
+    resets: tuple[str, ...]
+    """``~key`` of settings: back to the default, which is not what Hydra's ``~`` does."""
+
+
+def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
+    """Translate override strings.
+
+    Raises:
+        LauncherError: for those that Hydra's grammar cannot read.
+    """
+    parser = OverridesParser.create(config_loader=composer.loader)
+    known = {dotted(path) for path, _ in leaves(defaults())}
+    translated: list[str] = []
+    resets: list[str] = []
+    problems: list[Problem] = []
+    for text in texts:
+        try:
+            override = parser.parse_override(text)
+        except (HydraException, RecursionError):
+            fix = "write key=value or key=value,value; quote a value with marks: key='a, b'"
+            problems.append(Problem(code="bad-override", path=text, message="cannot be read", fix=fix))
+            continue
+        is_group = override.key_or_group in composer.groups
+        if override.is_hydra_override() or (is_group and not _names_references(override, composer)):
+            translated.append(text)
+        elif override.is_delete():
+            resets.append(text)
+        else:
+            key = override.key_or_group
+            if is_group and not isinstance(override.value(), dict):
+                key += ".name"
+            sign = "" if key in known else "++"
+            translated.append(f"{sign}{key}={override.get_value_string()}")
+    if problems:
+        raise LauncherError(problems)
+    return HydraArguments(overrides=tuple(translated), resets=tuple(resets))
+
+
+@contextmanager
+def hydra_running(composer: Composer) -> Iterator[Hydra]:
+    """Hydra over our groups and recipes; its global state is as before afterwards.
+
+    Raises:
+        LauncherError: for what Hydra refuses.
+    """
+    hydra.version.setbase(VERSION_BASE)
+    state = GlobalHydra.instance()
+    before, state.hydra = state.hydra, None
+    try:
+        yield Hydra.create_main_hydra2("grpo", composer.search_path)
+    except (HydraException, OmegaConfBaseException) as error:
+        message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
+        cause = f": {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) not in message else ""
+        fix = "`grpo check` with the same arguments says more; `grpo train --info` shows what Hydra sees"
+        raise LauncherError([Problem(code="hydra", path="hydra", message=message + cause, fix=fix)]) from error
+    finally:
+        state.hydra = before
+
+
+def show_config(overrides: Sequence[str], *, part: str, package: str | None, resolve: bool, composer: Composer) -> None:
+    """``--cfg``: print what Hydra composes.
+
+    Args:
+        overrides: as for one job.
+        part: ``job``, ``hydra`` or ``all``.
+        package: only what lies at this key; None for everything.
+        resolve: write values in place of ``${...}``.
+        composer: where groups and recipes are.
+    """
+    arguments = list(hydra_arguments(overrides, composer).overrides)
+    with hydra_running(composer) as running:
+        if package is not None and OmegaConf.select(sweep_config(composer, arguments), package) is None:
+            fix = "name a section of the config, such as training"
+            raise LauncherError([Problem(code="unknown-key", path=package, message="is not in the config", fix=fix)])
+        running.show_cfg(PRIMARY, arguments, part, package, resolve)
+
+
+def show_info(overrides: Sequence[str], *, topic: str, composer: Composer) -> None:
+    """``--info``: print what Hydra knows of a topic: its defaults list, search path, plugins."""
+    arguments = list(hydra_arguments(overrides, composer).overrides)
+    with hydra_running(composer) as running:
+        running.show_info(topic, PRIMARY, arguments)
+
+
+def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
+    """Hydra's own settings of a sweep, composed."""
+    from hydra.types import RunMode
+
+    with hydra_running(composer) as running:
+        return running.compose_config(PRIMARY, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
+
+
+def _names_references(override: Override, composer: Composer) -> bool:
+    """Whether ``model=...`` names models by reference instead of files in conf/."""
+    group = override.key_or_group
+    if isinstance(override.value(), dict):
+        return True
+    if group not in REFERENCE_GROUPS or override.is_delete():
+        return False
+    values = list(override.sweep_string_iterator()) if override.is_discrete_sweep() else [str(override.value())]
+    return any(value not in composer.groups[group] for value in values)
