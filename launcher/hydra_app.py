@@ -1,7 +1,7 @@
 """Hydra's own flags of ``grpo train``: ``-m``, ``--cfg``, ``--info``, over the same groups and recipes as our commands.
 
-Hydra refuses keys below a null block, and unknown keys one at a time. Such overrides therefore reach it with ``++``, and
-what they add up to is judged by ``launcher.checking``.
+Hydra refuses keys below a null block, and unknown keys one at a time. Such overrides therefore reach it with ``++``,
+and what they add up to is judged by ``launcher.checking``.
 """
 
 from collections.abc import Iterator, Sequence
