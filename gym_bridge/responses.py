@@ -114,6 +114,7 @@ def http_failure(status: int, body: str, *, agent: str) -> str:
         text = _unquoted(match[2])
     if "validation error" in text and re.search(r"\breward\b", text) and "None" in text:
         text = "verify() gave no finite reward (NaN arrives as null)"
+    text = text.strip() or "no message came with it; the logs of the servers have more"
     inside = "" if len(callers) == 1 else f", in a server called by {callers[-1]}"
     return f"{status} from {agent}{inside}: {_shortened(text)}"
 

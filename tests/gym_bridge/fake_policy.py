@@ -33,10 +33,13 @@ class FakePolicy:
     base_url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all chat completions so far."""
+    authorization: str = ""
+    """Header of the last one."""
 
     async def chat_completions(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
+        self.authorization = request.headers.get("Authorization", "")
         answer = self.answer(body["messages"])
         if isinstance(answer, str):
             answer = Answer(text=answer)
@@ -50,14 +53,17 @@ class FakePolicy:
                 for i, (name, arguments) in enumerate(answer.tool_calls, start=1)
             ]
         ids = tokens(sampled_text(answer))
-        prompt = tokens(rendered(body["messages"]))
+        num_prompt = len(rendered(body["messages"]))
+        usage = {"prompt_tokens": num_prompt, "completion_tokens": len(ids), "total_tokens": num_prompt + len(ids)}
         return web.json_response({
             "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": body["model"],
             "choices": [{
                 "index": 0, "message": message, "finish_reason": answer.finish_reason,
-                "logprobs": {"content": [{"token": f"token_id:{i}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for i in ids]},
+                "logprobs": {"content": [
+                    {"token": f"token_id:{i}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for i in ids
+                ]},
             }],
-            "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)},
+            "usage": usage,
         })  # fmt: skip
 
     async def tokenize(self, request: web.Request) -> web.Response:
@@ -80,9 +86,8 @@ def rendered(messages: Messages) -> str:
     """A chat template: ``<role>content$`` for each message, ``<assistant>`` at the end."""
     parts = []
     for message in messages:
-        calls = "".join(
-            f"<call>{call['function']['name']} {call['function']['arguments']}</call>" for call in message.get("tool_calls") or ()
-        )
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = "".join(f"<call>{function['name']} {function['arguments']}</call>" for function in functions)
         parts.append(f"<{message['role']}>{message.get('content') or ''}{calls}$")
     return "".join(parts) + "<assistant>"
 
@@ -94,7 +99,7 @@ async def fake_policy(answer: Callable[[Messages], str | Answer]) -> AsyncIterat
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", policy.chat_completions)
     app.router.add_post("/tokenize", policy.tokenize)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

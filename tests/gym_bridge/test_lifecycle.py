@@ -1,0 +1,195 @@
+"""Starting and ending the real NeMo Gym: refusals, deaths, cancellation, and nothing left behind.
+
+Every process started here inherits ``TEST_MARK``, and so can be found whatever became of it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_bridge.client import GymClient
+from gym_bridge.install import GymEnvironment
+from gym_bridge.package import PolicyEndpoint, environment_package
+from gym_bridge.servers import GymServers
+from gym_bridge.session import session_processes
+from gym_bridge.types import RolloutRequest
+from launcher.schema.problems import RunFailed
+from tests.gym_bridge.conftest import DEMO, ROOT, SAMPLING, demo_rows
+from tests.gym_bridge.fake_policy import Answer, fake_policy
+
+NOWHERE = PolicyEndpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")
+NO_SESSION = -1
+
+
+@pytest.fixture
+def test_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """``NAME=value`` in the environment of all that a test starts; at its end none of them may be left."""
+    mark = f"GRPO_TEST={tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv(*mark.split("="))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield mark
+    assert left_within(15, mark) == []
+    assert [path.name for path in tmp_path.glob("grpo-gym-*")] == []
+
+
+def left_within(seconds: float, mark: str) -> list[str]:
+    """The command lines of marked processes that are still there after this time."""
+    deadline = time.monotonic() + seconds
+    while (pids := set(session_processes(NO_SESSION, mark=mark)) - {os.getpid()}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]
+
+
+async def start(package: Path, gym: GymEnvironment, tmp_path: Path, **options: Any) -> GymServers:
+    defaults: dict[str, Any] = {"cache": tmp_path / "cache", "log_folder": tmp_path / "logs", "on_progress": print}
+    return await GymServers.start(
+        environment_package(package), options.pop("policy", NOWHERE), gym=gym, sampling=SAMPLING,
+        pass_variables=["GRPO_TEST"], **defaults | options,
+    )  # fmt: skip
+
+
+def listens(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_server_killed_while_rollouts_run_is_named_with_its_last_words(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path
+) -> None:
+    async def scenario() -> tuple[str, float, str]:
+        async with fake_policy(lambda _: Answer(text="1. red", delay_s=30)) as policy:
+            endpoint = PolicyEndpoint(base_url=policy.base_url, api_key="none", model="policy")
+            async with await start(DEMO / "environment", gym, tmp_path, policy=endpoint) as servers:
+                client = GymClient(servers.agents, sampling=SAMPLING, find_call=lambda _: None, watch=servers.watch)
+                requests = [RolloutRequest(group_id=0, rollout_id=0, row_index=0, row=demo_rows(1)[0])]
+                rollouts = client.rollouts(requests, max_in_flight=1, timeout_s=60, policy_version=0)
+                asyncio.get_running_loop().call_later(0.5, os.kill, servers.pids["numbered_list"], signal.SIGKILL)
+                started = time.monotonic()
+                with pytest.raises(RunFailed) as failure:
+                    await anext(rollouts)
+                return str(failure.value), time.monotonic() - started, servers.agents["numbered_list_agent"]
+
+    message, seconds, url = asyncio.run(scenario())
+    assert message.startswith("NeMo Gym server numbered_list (pid ")
+    assert "was killed by SIGKILL\nits last output (" in message
+    assert "Uvicorn running on" in message
+    assert seconds < 10
+    assert not listens(url)
+
+
+def test_a_server_that_cannot_start_is_named_with_its_last_words(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path, trials_package: Path
+) -> None:
+    package = tmp_path / "package"
+    subprocess.run(["cp", "-r", str(trials_package), str(package)], check=True)
+    app = package / "resources_servers" / "trial_list" / "app.py"
+    app.write_text("import a_module_that_is_not_installed\n")
+    with pytest.raises(
+        RunFailed, match=r"(?s)server trial_list .* ended with status 1.*ModuleNotFoundError: No module"
+    ):
+        asyncio.run(start(package, gym, tmp_path))
+
+
+def test_cancelling_while_servers_start_leaves_nothing(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        starting = asyncio.Event()
+
+        def on_progress(line: str) -> None:
+            if line.startswith("starting 3"):
+                asyncio.get_running_loop().call_later(3, starting.set)
+
+        task = asyncio.create_task(start(DEMO / "environment", gym, tmp_path, on_progress=on_progress))
+        await asyncio.wait([task, asyncio.ensure_future(starting.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_left_when_the_launcher_itself_is_killed(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path
+) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from gym_bridge.install import GymEnvironment
+from tests.gym_bridge.test_lifecycle import start
+async def main():
+    gym = GymEnvironment(version="0.4.0", root=Path({str(gym.root)!r}))
+    servers = await start(Path({str(DEMO / "environment")!r}), gym, Path({str(tmp_path)!r}))
+    print(*servers.agents.values(), flush=True)
+    await servers.watch()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        url = next(line for line in launcher.stdout if line.startswith("http")).strip()
+        assert listens(url)
+        launcher.kill()
+    assert left_within(15, test_mark) == []
+    assert not listens(url)
+
+
+def test_what_gym_refuses_is_told_in_gym_s_words(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    server = package / "resources_servers" / "mine"
+    server.mkdir(parents=True)
+    (package / "nemo-environment.yaml").write_text(
+        "{format: native-v1, config_paths: [a.yaml], metadata: {name: mine}}"
+    )
+    config = {"mine": {"resources_servers": {"mine": {"entrypoint": "app.py", "domain": "sports"}}}}
+
+    def refusal() -> str:
+        (package / "a.yaml").write_text(json.dumps(config))
+        with pytest.raises(RunFailed) as failure:
+            asyncio.run(start(package, gym, tmp_path))
+        return str(failure.value)
+
+    message = refusal()
+    assert message.startswith("NeMo Gym refused the environment: AlmostServerError:")
+    assert "Almost-Servers Detected" in message
+    assert "domain" in message
+
+    config["mine"]["resources_servers"]["mine"]["domain"] = "math"
+    (server / "app.py").write_text("")
+    assert f"Missing pyproject.toml or requirements.txt for uv venv setup in server dir {server}" in refusal()
+
+    (server / "requirements.txt").write_text("")
+    model = {"type": "responses_api_models", "name": "policy_model"}
+    agent = {"entrypoint": "app.py", "model_server": model, "resources_server": model}
+    config["agent"] = {"responses_api_agents": {"simple_agent": agent}}
+    message = refusal()
+    assert "ServerRefNotFoundError" in message
+    assert "Available responses_api_models: (none)" in message
+
+
+def test_a_port_that_is_taken_is_named(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "resources_servers" / "mine").mkdir(parents=True)
+    for name in ("app.py", "requirements.txt"):
+        (package / "resources_servers" / "mine" / name).write_text("")
+    (package / "nemo-environment.yaml").write_text(
+        "{format: native-v1, config_paths: [a.yaml], metadata: {name: mine}}"
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = {"entrypoint": "app.py", "domain": "math", "port": port}
+        (package / "a.yaml").write_text(json.dumps({"mine": {"resources_servers": {"mine": server}}}))
+        with pytest.raises(RunFailed, match=rf"server mine cannot listen on 127.0.0.1:{port}: Address already in use"):
+            asyncio.run(start(package, gym, tmp_path))
