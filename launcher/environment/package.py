@@ -11,9 +11,12 @@ from pathlib import Path
 from launcher.environment.layout import layout_problems, read_manifest, vendored_wheels
 from launcher.environment.server_rules import server_problems
 from launcher.environment.servers import MergedConfig, find_instances, merge_configs
-from launcher.environment.source import FolderSource, PackageSource
+from launcher.environment.closure import wheel_problems
+from launcher.environment.source import FileSetSource, FolderSource, PackageSource
+from launcher.environment.wheels import Target
+from launcher.references import Reference
 from launcher.row_faults import RowExpectations
-from launcher.schema.manifest import MANIFEST_NAME, Package
+from launcher.schema.manifest import MANIFEST_NAME, NativeManifest, Package
 from launcher.schema.problems import LauncherError, Problem
 
 
@@ -24,6 +27,9 @@ class Inspection:
     package: Package | None
     """None when its manifest or YAML could not be read."""
     problems: tuple[Problem, ...]
+    """Errors first."""
+    network: str
+    """What the package fetches at start, in plain words; empty when it could not be read."""
 
     @property
     def is_valid(self) -> bool:
@@ -46,19 +52,44 @@ def load_package(root: Path) -> Package:
     return package
 
 
-def check_package(root: Path) -> tuple[Problem, ...]:
-    """Everything wrong with the package in ``root`` that files can tell, errors first."""
-    return inspect_package(FolderSource(root)).problems
+def check_package(root: Path, *, target: Target | None = None) -> tuple[Problem, ...]:
+    """Everything wrong with the package in ``root`` that files can tell, errors first.
+
+    Args:
+        root: the folder that holds nemo-environment.yaml.
+        target: the machine its wheels are for; when None, the kind of machine that all of them fit, if there is one.
+    """
+    return inspect_package(FolderSource(root), target=target).problems
 
 
-def inspect_package(source: PackageSource) -> Inspection:
-    """Load and check a package wherever it lies."""
+def inspect_package(
+    source: PackageSource, *, target: Target | None = None, offline: bool = False, prove: bool = False
+) -> Inspection:
+    """Load and check a package wherever it lies.
+
+    Args:
+        source: its files.
+        target: as for ``check_package``.
+        offline: what the first install would fetch is an error, not a warning.
+        prove: also let uv resolve both installs, which takes about half a second.
+    """
     try:
         package, merged, problems = _load(source)
     except LauncherError as error:
-        return Inspection(package=None, problems=_sorted([*error.problems, *source.listing.problems]))
+        return Inspection(package=None, problems=_sorted([*error.problems, *source.listing.problems]), network="")
     found = [*problems, *layout_problems(package.manifest, source.listing), *server_problems(package, merged, source)]
-    return Inspection(package=package, problems=_sorted(found))
+    if isinstance(package.manifest, NativeManifest):
+        network = "needs a package index at start: the requirements of each server are resolved then"
+        return Inspection(package=package, problems=_sorted(found), network=network)
+    about_wheels, network = wheel_problems(package, source, target=target, offline=offline, prove=prove)
+    return Inspection(package=package, problems=_sorted([*found, *about_wheels]), network=network)
+
+
+def reference_source(reference: Reference) -> PackageSource:
+    """The files of an ``environment`` reference: a FileSet's where they are, a URL's downloaded."""
+    if reference.fileset is not None and reference.store is not None:
+        return FileSetSource(reference.store, reference.fileset)
+    return FolderSource(reference.local_path())
 
 
 def row_expectations(package: Package) -> RowExpectations:
