@@ -27,6 +27,8 @@ from launcher.environment.wheels import PYTHON, Target, Wheel, host_arch, inspec
 from launcher.schema.manifest import WHEELS_FOLDER, AdapterManifest, Package, ServerInstance
 from launcher.schema.problems import Problem
 
+_REBUILD = "rebuild the closure: grpo env vendor DIR --arch x86_64|aarch64"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
@@ -61,7 +63,9 @@ def wheel_problems(
     if problems or not wheels:
         return problems + addresses, "cannot be told before the wheels are right"
     gaps = closure_gaps(demands, wheels, target)
-    problems += (gap_problem(gap, wheels, is_error=offline or gap.install == 2) for gap in gaps)
+    errors = [gap for gap in gaps if offline or gap.install == 2]
+    problems += (gap_problem(gap, wheels) for gap in errors)
+    problems += [_index_warning(gaps)] if gaps and not errors else []
     problems += (address if offline else replace(address, severity="warning") for address in addresses)
     folder = source.folder()
     if prove and folder is not None and all(gap.install == 1 for gap in gaps):
@@ -134,19 +138,20 @@ def _applies(requirement: Requirement, environment: Mapping[str, str], *, extra:
     return requirement.marker is None or requirement.marker.evaluate({**environment, "extra": extra})
 
 
-def gap_problem(gap: Demand, wheels: Sequence[Wheel], *, is_error: bool) -> Problem:
+def gap_problem(gap: Demand, wheels: Sequence[Wheel]) -> Problem:
     """A gap in words."""
     wanted = _without_marker(gap.requirement)
     present = next((wheel for wheel in wheels if wheel.project == canonicalize_name(gap.requirement.name)), None)
     has = f"has {present.project} {present.version}" if present else "lacks it"
-    then = "the offline install fails" if gap.install == 2 else "the first install needs a package index"
-    return Problem(
-        code="closure",
-        path=WHEELS_FOLDER,
-        message=f"{gap.by} needs {wanted} and wheels/ {has}, so {then}",
-        fix="rebuild the closure: grpo env vendor DIR --arch x86_64|aarch64",
-        severity="error" if is_error else "warning",
-    )
+    which = "offline" if gap.install == 2 else "first"
+    message = f"{gap.by} needs {wanted} and wheels/ {has}, so the {which} install fails without a package index"
+    return Problem(code="closure", path=WHEELS_FOLDER, message=message, fix=_REBUILD)
+
+
+def _index_warning(gaps: Sequence[Demand]) -> Problem:
+    wanted = ", ".join(sorted(_without_marker(gap.requirement) for gap in gaps))
+    message = f"wheels/ does not cover the first install, which fetches {wanted} from a package index"
+    return Problem(code="closure", path=WHEELS_FOLDER, message=message, fix=_REBUILD, severity="warning")
 
 
 def prove_closure(demands: Sequence[Demand], wheels: Sequence[Wheel], folder: Path, target: Target) -> Problem | None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.environment.closure import wheel_problems
 from launcher.environment.layout import layout_problems, read_manifest, vendored_wheels
 from launcher.environment.server_rules import server_problems
 from launcher.environment.servers import MergedConfig, find_instances, merge_configs
-from launcher.environment.closure import wheel_problems
 from launcher.environment.source import FileSetSource, FolderSource, PackageSource
 from launcher.environment.wheels import Target
 from launcher.references import Reference

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from launcher.schema.manifest import WHEELS_FOLDER, AdapterManifest, NativeManif
 from launcher.schema.problems import LauncherError, Problem
 
 DOWNLOAD_TIMEOUT_S = 3600.0
+HARNESS_REQUIREMENTS = {"verifiers_agent": "verifiers==0.1.14"}
+"""What each harness of NeMo Gym 0.4.0 was written for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,10 @@ class VendorReport:
     added: tuple[str, ...]
     """``project version`` that the old wheels/ did not have."""
     removed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``grpo env vendor --json`` prints."""
+        return asdict(self)
 
 
 def vendor_closure(
@@ -124,7 +130,8 @@ def _own_demands(package: Package) -> list[Demand]:
         return []
     configured = {str(agent.config.get("vf_env_id") or "") for agent in package.agents}
     names = {package.manifest.metadata.vf_env_id or "", *configured} - {""}
-    return [Demand(requirement=Requirement(name), by="vf_env_id", install=1) for name in sorted(names)]
+    texts = [HARNESS_REQUIREMENTS[package.manifest.adapter.agent], *sorted(names)]
+    return [Demand(requirement=Requirement(text), by="the environment", install=1) for text in texts]
 
 
 def _resolve(uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels: Path, scratch: Path) -> list[Pin]:
@@ -212,7 +219,7 @@ def _checked(demands: Sequence[Demand], target: Target, *, scratch: Path) -> tup
             problems.append(Problem(code="wheel-build", path=wheel.project, message=message, fix=fix))
     if problems:
         raise LauncherError(problems)
-    gaps = [gap_problem(gap, wheels, is_error=True) for gap in closure_gaps(demands, wheels, target)]
+    gaps = [gap_problem(gap, wheels) for gap in closure_gaps(demands, wheels, target)]
     if gaps:
         raise LauncherError(gaps)
     unproven = prove_closure(demands, wheels, scratch / WHEELS_FOLDER, target)
