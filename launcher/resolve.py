@@ -12,7 +12,7 @@ from typing import Any
 from launcher.compose import RECIPE, Composer, Layer, job_part
 from launcher.interpolation import Interpolated, interpolate
 from launcher.job_json import read_job_json
-from launcher.origins import Origin, TracedTree, dotted, leaves, value_at
+from launcher.origins import DEFAULT, Origin, TracedTree, dotted, leaves, value_at
 from launcher.overrides import parse_overrides
 from launcher.paths import config_roots
 from launcher.schema.job import JobConfig
@@ -53,6 +53,12 @@ class Resolved:
         for path, text in self.references.items():
             value_at(tree, path[:-1])[int(path[-1]) if path[-1].isdecimal() else path[-1]] = text
         return tree
+
+    def origin(self, key: str) -> Origin:
+        """Origin of a dotted key, which may lie inside a value that was set as a whole."""
+        parts = key.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), DEFAULT)
 
     def origins_json(self) -> str:
         """What a run directory keeps as ``origins.json``."""

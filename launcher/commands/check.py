@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from launcher.checking import check_job
 from launcher.cli import print_problems
-from launcher.commands.arguments import add_job_arguments
+from launcher.commands.arguments import add_job_arguments as add_job_arguments
 from launcher.schema.plan import RunPlan
 
 
