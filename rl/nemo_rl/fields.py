@@ -1,4 +1,4 @@
-"""Settings of a job that have no counterpart in NeMo RL, and why: each is refused there when it is not at its default."""
+"""Settings of a job that have no counterpart in NeMo RL, and why: one that is not at its default is refused there."""
 
 from collections.abc import Mapping
 
