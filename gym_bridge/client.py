@@ -9,7 +9,7 @@ itself.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import aiohttp
@@ -49,7 +49,7 @@ class GymClient:
 
     async def rollouts(
         self, requests: Sequence[RolloutRequest], *, max_in_flight: int, timeout_s: float, policy_version: int
-    ) -> AsyncIterator[Rollout]:
+    ) -> AsyncGenerator[Rollout]:
         """Yield one rollout per request as each finishes, failed ones included. Close the iterator to cancel the rest.
 
         Args:
@@ -71,13 +71,12 @@ class GymClient:
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
 
-            async def work(waiting: Iterator[RolloutRequest]) -> None:
+            async def work() -> None:
                 for request in waiting:
                     finished.put_nowait(await self._rollout(session, request, timeout_s, policy_version))
 
-            num_workers = min(max_in_flight, len(requests))
-            tasks = [asyncio.ensure_future(_reporting(self._watch(), finished))]
-            tasks += [asyncio.ensure_future(_reporting(work(waiting), finished)) for _ in range(num_workers)]
+            jobs = [self._watch, *[work] * min(max_in_flight, len(requests))]
+            tasks = [asyncio.create_task(_reporting(job, finished)) for job in jobs]
             try:
                 for _ in requests:
                     rollout = await finished.get()
@@ -107,7 +106,7 @@ class GymClient:
             ) as response:
                 text = await response.text()
         except TimeoutError:
-            return failed(f"timeout: no result after {timeout_s:.0f} s")
+            return failed(f"timeout: no result after {timeout_s:g} s")
         except aiohttp.ClientError as error:
             await asyncio.sleep(DISCONNECTED_PAUSE_S)
             return failed(f"no connection to {agent}: {error}")
@@ -137,9 +136,9 @@ class GymClient:
             )  # fmt: skip
 
 
-async def _reporting(work: Awaitable[None], finished: asyncio.Queue[Rollout | Exception]) -> None:
-    """Hand what ``work`` raises to the consumer, which would otherwise wait for ever."""
+async def _reporting(job: Callable[[], Awaitable[None]], finished: asyncio.Queue[Rollout | Exception]) -> None:
+    """Hand what ``job`` raises to the consumer, which would otherwise wait for ever."""
     try:
-        await work
+        await job()
     except Exception as error:  # noqa: BLE001 (raised again by the consumer)
         finished.put_nowait(error)
