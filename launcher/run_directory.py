@@ -87,9 +87,9 @@ class RunDirectory:
     def write_rollouts(self, step: int, records: Sequence[Mapping[str, Any]], *, validation: bool = False) -> None:
         """Write the rollouts of a step, compressed, in one piece."""
         file = self.rollouts_file(step, validation=validation)
-        text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         temporary = file.with_name(f".{file.name}")
-        temporary.write_bytes(zstandard.compress(text.encode("utf-8", errors="surrogatepass")))
+        temporary.write_bytes(zstandard.compress(text.encode("ascii")))
         temporary.replace(file)
 
     def read_rollouts(self, step: int, *, validation: bool = False) -> list[dict[str, Any]]:

@@ -1,0 +1,140 @@
+"""The policy as the driver sees it: one Ray actor per rank, called together.
+
+PolicyGroup.start --> ranks load the model, join a process group (gloo on a CPU, NCCL on GPUs)
+           .train --> every rank gets its micro-batches, all step together
+           .write_weights / .export --> rank 0 writes what all ranks gather
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from launcher.schema.problems import RunFailed
+from rl.actor_output import last_words
+from rl.workers.rank import PolicyRank, RankResult, RankSettings
+from rl.workers.step import RankBatch, StepResult, joined_results
+
+START_TIMEOUT_S = 600.0
+
+
+class PolicyGroup:
+    """All ranks of the policy. ``async with await PolicyGroup.start(...) as policy`` ends them whatever happens."""
+
+    def __init__(self, ranks: Sequence[ActorHandle[PolicyRank]], *, log_files: Sequence[Path], pids: Sequence[int]):
+        self._ranks = ranks
+        self._log_files = log_files
+        self.pids = pids
+
+    @classmethod
+    async def start(cls, settings: RankSettings, *, num_ranks: int, log_folder: Path) -> Self:
+        """Start the ranks and load the model into them.
+
+        Args:
+            settings: the same for every rank.
+            num_ranks: processes; each gets its share of the cores on a CPU, a GPU of its own otherwise.
+            log_folder: gets ``policy-rank-<n>.log``.
+
+        Raises:
+            RunFailed: a rank could not start; the message holds its own cause.
+        """
+        rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+        on_gpu = settings.device == "cuda"
+        threads = max(1, (os.cpu_count() or 1) // num_ranks)
+        log_files = [log_folder / f"policy-rank-{rank}.log" for rank in range(num_ranks)]
+        actor = ray.remote(PolicyRank)
+        ranks = [
+            actor.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+                settings, rank=rank, num_ranks=num_ranks, rendezvous=rendezvous, num_threads=threads, log_file=log_file
+            )
+            for rank, log_file in enumerate(log_files)
+        ]
+        group = cls(ranks, log_files=log_files, pids=())
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                group.pids = await group._all("load")
+        except TimeoutError:
+            group.close()
+            words = "\n".join(last_words(file) for file in log_files)
+            raise RunFailed(f"the policy did not load within {START_TIMEOUT_S:.0f} s\n{words}") from None
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    async def train(self, batches: Sequence[RankBatch], *, learning_rate: float) -> StepResult:
+        """One optimizer step.
+
+        Args:
+            batches: the share of each rank, [num_ranks].
+            learning_rate: for this step.
+        """
+        results: list[RankResult] = await self._each("train", [(batch, learning_rate) for batch in batches])
+        return joined_results(results)
+
+    async def logprobs(self, batches: Sequence[RankBatch]) -> list[Any]:
+        """Log-probabilities of the trained tokens under the current weights, per rank in micro-batch order."""
+        return await self._each("logprobs", [(batch,) for batch in batches])
+
+    async def write_weights(self, folder: Path) -> None:
+        """Write the current weights, in the sampler's precision, as safetensors into ``folder``."""
+        await self._all("write_weights", folder)
+
+    async def export(self, folder: Path) -> None:
+        """Write a model folder that transformers and vLLM load: weights, config, tokenizer, chat template."""
+        await self._all("export", folder)
+
+    async def save(self, folder: Path) -> None:
+        """Write a checkpoint of weights and optimizer (torch.distributed.checkpoint)."""
+        await self._all("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        """Read a checkpoint that ``save`` wrote."""
+        await self._all("restore", folder)
+
+    def close(self) -> None:
+        """End all ranks at once."""
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return await self._each(method, [arguments] * len(self._ranks))
+
+    async def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call every rank at once; the first that fails decides, with its own last words."""
+        calls: list[Callable[..., Any]] = [getattr(rank, method).remote for rank in self._ranks]
+        refs = [call(*args) for call, args in zip(calls, arguments, strict=True)]
+        return list(await asyncio.gather(*(self._answer(rank, ref) for rank, ref in enumerate(refs))))
+
+    async def _answer(self, rank: int, ref: Awaitable[Any]) -> Any:
+        try:
+            return await ref
+        except RayActorError as error:
+            words = last_words(self._log_files[rank])
+            raise RunFailed(f"policy rank {rank} died ({_first_line(error)})\n{words}") from None
+        except RayTaskError as error:
+            words = last_words(self._log_files[rank])
+            raise RunFailed(f"policy rank {rank} failed: {error.cause!r}\n{words}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,178 @@
+"""One optimizer step of one rank: forward and backward over its micro-batches, clip, step.
+
+Micro-batches and ranks only split the work: the loss is normalised by the token count of the whole optimizer step, so
+that gradients add up to the same sum however it is split (FSDP2 averages over ranks, hence the factor
+data_parallel_size).
+"""
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from launcher.schema.sampling import Sampling
+from rl.loss import LossSettings, policy_loss
+from rl.loss_statistics import LossStatistics, combined
+from rl.micro_batch import FloatArray, MicroBatch
+from rl.workers.batch import RankBatch
+from rl.workers.policy import PolicyModel, device_batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What a step computes with."""
+
+    loss: LossSettings
+    sampling: Sampling
+    compute_dtype: torch.dtype
+    """Of the forward and backward pass; float32 computes in the weights' own precision."""
+    max_grad_norm: float
+    """Gradients are scaled down to this norm; 0 leaves them alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankResult:
+    """What one rank reports of one optimizer step."""
+
+    statistics: LossStatistics
+    """Over this rank's tokens."""
+    grad_norm: float
+    """Of the whole gradient, before clipping."""
+    seconds: float
+    peak_memory_bytes: int
+    """Highest so far: of the GPU, or of the process on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """One optimizer step over all ranks."""
+
+    statistics: LossStatistics
+    grad_norm: float
+    seconds: float
+    """Of the slowest rank."""
+    peak_memory_bytes: int
+    """Of the largest rank."""
+
+
+def joined_results(results: Sequence[RankResult]) -> StepResult:
+    """Add up what the ranks report."""
+    return StepResult(
+        statistics=combined(result.statistics for result in results),
+        grad_norm=results[0].grad_norm,
+        seconds=max(result.seconds for result in results),
+        peak_memory_bytes=max(result.peak_memory_bytes for result in results),
+    )
+
+
+def train_step(
+    policy: PolicyModel,
+    optimizer: Optimizer,
+    batch: RankBatch,
+    settings: StepSettings,
+    *,
+    learning_rate: float,
+    reference: PolicyModel | None,
+) -> RankResult:
+    """One optimizer step.
+
+    Args:
+        policy: the model, on the device it computes on.
+        optimizer: over its parameters.
+        batch: this rank's share.
+        settings: how.
+        learning_rate: of this step.
+        reference: the policy before training, needed with a KL penalty.
+    """
+    started = time.monotonic()
+    statistics = []
+    for index, micro_batch in enumerate(batch.micro_batches):
+        previous = None if batch.previous_logprobs is None else batch.previous_logprobs[index]
+        trains = index < len(batch.trained)
+        with torch.set_grad_enabled(trains):
+            loss, sums = _micro_batch_loss(policy, micro_batch, batch, settings, previous=previous, reference=reference)
+        if trains:
+            (loss * batch.data_parallel_size).backward()
+        statistics.append(sums)
+    grad_norm = _clip_gradients(policy, settings.max_grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return RankResult(
+        statistics=combined(statistics),
+        grad_norm=grad_norm,
+        seconds=time.monotonic() - started,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def score(policy: PolicyModel, batch: RankBatch, settings: StepSettings) -> tuple[FloatArray, ...]:
+    """Log-probabilities of the trained tokens of each micro-batch under the current weights, without gradient."""
+    with torch.no_grad():
+        return tuple(
+            _logprobs(policy, micro_batch, settings)[0].cpu().numpy().astype(np.float32)
+            for micro_batch in batch.micro_batches
+        )
+
+
+def peak_memory_bytes() -> int:
+    """Highest memory use of this process so far: of its GPU when it has one, else resident memory."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+def _micro_batch_loss(
+    policy: PolicyModel,
+    micro_batch: MicroBatch,
+    batch: RankBatch,
+    settings: StepSettings,
+    *,
+    previous: FloatArray | None,
+    reference: PolicyModel | None,
+) -> tuple[Tensor, LossStatistics]:
+    logprobs, entropies = _logprobs(policy, micro_batch, settings)
+    reference_logprobs = None
+    if reference is not None:
+        with torch.no_grad():
+            reference_logprobs, _ = _logprobs(reference, micro_batch, settings)
+    sequences, sequence_of_token = np.unique(micro_batch.samples, return_inverse=True)
+
+    def tensor(array: np.typing.NDArray[np.generic]) -> Tensor:
+        return torch.as_tensor(array, device=logprobs.device)
+
+    return policy_loss(
+        logprobs,
+        previous_T=None if previous is None else tensor(previous),
+        sampler_T=tensor(micro_batch.sampler_logprobs),
+        reference_T=reference_logprobs,
+        advantages_T=tensor(batch.advantages[micro_batch.samples]),
+        sequence_T=tensor(sequence_of_token),
+        num_sequences=len(sequences),
+        global_num_tokens=batch.num_tokens,
+        entropies_T=entropies,
+        settings=settings.loss,
+    )
+
+
+def _logprobs(policy: PolicyModel, micro_batch: MicroBatch, settings: StepSettings) -> tuple[Tensor, Tensor]:
+    device = next(policy.parameters()).device
+    lower_precision = settings.compute_dtype != torch.float32
+    with torch.autocast(device.type, settings.compute_dtype, enabled=lower_precision):
+        logprobs, entropies = policy(
+            device_batch(micro_batch, device), temperature=settings.sampling.temperature, top_k=settings.sampling.top_k
+        )
+    return logprobs, entropies
+
+
+def _clip_gradients(policy: PolicyModel, max_norm: float) -> float:
+    """Scale gradients down to ``max_norm`` (0: leave them) and give their norm before."""
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm or float("inf"))
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
