@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launcher.schema.groups import EngineConfig, GymConfig
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
@@ -30,6 +32,11 @@ def is_set(value: Any) -> bool:
     return value is not None and value is not False and value != () and value != 0
 
 
+def other_than(default: object) -> Callable[[Any], bool]:
+    """Refuses everything but the default of a setting that the engine does not read."""
+    return lambda value: value != default
+
+
 def above_one(value: Any) -> bool:
     """Refuses sizes above 1."""
     return value is not None and value > 1
@@ -37,6 +44,10 @@ def above_one(value: Any) -> bool:
 
 def _local(key: str, refused: Callable[[Any], bool], what: str, *, elsewhere: bool = True) -> Gap:
     return Gap(engine="local", key=key, refused=refused, what=what, implemented_by="nemo_rl" if elsewhere else None)
+
+
+def _nemo_rl(key: str, refused: Callable[[Any], bool], what: str, *, elsewhere: bool = True) -> Gap:
+    return Gap(engine="nemo_rl", key=key, refused=refused, what=what, implemented_by="local" if elsewhere else None)
 
 
 GAPS: tuple[Gap, ...] = (
@@ -76,5 +87,11 @@ GAPS: tuple[Gap, ...] = (
     _local("logger.wandb.enabled", is_set, "Weights & Biases"),
     _local("logger.tensorboard", is_set, "TensorBoard"),
     _local("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
-    Gap(engine="nemo_rl", key="sandbox.enabled", refused=is_set, what="a sandbox", implemented_by=None),
+    _nemo_rl("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
+    _nemo_rl("cluster.device", is_("cpu"), "training on a CPU"),
+    _nemo_rl("engine.max_failed_share", other_than(EngineConfig().max_failed_share), "a share of failed rollouts"),
+    _nemo_rl("gym.version", other_than(GymConfig().version), "another NeMo Gym than its own"),
+    _nemo_rl("gym.start_timeout_s", other_than(GymConfig().start_timeout_s), "a bound on the start of NeMo Gym"),
+    _nemo_rl("gym.rollout_timeout_s", other_than(GymConfig().rollout_timeout_s), "a bound on rollouts"),
+    _nemo_rl("gym.max_in_flight", other_than(GymConfig().max_in_flight), "a limit of rollouts in flight"),
 )

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from launcher.compile import compile_plan
+from launcher.rules import GAPS
 from launcher.schema.job import JobConfig
 from rl.nemo_rl.config import RunFiles, master_config
-from rl.nemo_rl.fields import WITHOUT_COUNTERPART
 
 FILES = RunFiles(
     model="/models/base",
@@ -248,6 +248,12 @@ FOUND_AT_ROOT: dict[str, tuple[Any, dict[str, Any]]] = {
     "checkpoint.save_interval": (5, {"checkpointing.save_period": 5}),
 }
 
+REFUSED_BY_RULES = {
+    "training.top_k",  # R27
+    "training.max_rollout_turns",  # R27
+    "training.parallelism.pipeline_parallel_size",  # R29
+}
+
 # Settings that reach NeMo RL through files, the environment or the command that starts it, and the test of each.
 ELSEWHERE = {
     "model.name": "test_files_become_absolute_paths",
@@ -259,6 +265,11 @@ ELSEWHERE = {
     "engine.root": "tests of the checkout",
     "engine.runs_dir": "the run directory",
     "cluster.address": "tests of the launch",
+    "model.trust_remote_code": "tests of the differences: NeMo RL runs a model's code in any case",
+    "sandbox.cluster_capable": "read with sandbox.enabled, which is refused",
+    "sandbox.job_storage_pvc_claim": "read with sandbox.enabled, which is refused",
+    "sandbox.allow_internet": "read with sandbox.enabled, which is refused",
+    "sandbox.public_dns_allow": "read with sandbox.enabled, which is refused",
 }
 
 
@@ -275,7 +286,8 @@ def test_every_setting_has_a_key_a_rule_or_a_reason():
         {f"training.{setting}" for setting, *_ in FOUND_AT}
         | FOUND_AT_ROOT.keys()
         | ELSEWHERE.keys()
-        | WITHOUT_COUNTERPART.keys()
+        | REFUSED_BY_RULES
+        | {gap.key for gap in GAPS if gap.engine == "nemo_rl"}
     )
     assert set(leaf_keys(JobConfig)) - accounted == set()
     assert accounted - set(leaf_keys(JobConfig)) == set()
