@@ -90,6 +90,7 @@ def _choose(
         result.problems.append(_problem(text, "is not the name of a choice", f"give one of {', '.join(groups[group])}"))
     elif str(value) in groups[group]:
         result.choices[group] = str(value)
+        result.assignments = [given for given in result.assignments if given.key != (group,)]  # the last one wins
     elif group in REFERENCE_GROUPS and any(mark in str(value) for mark in "/:."):
         result.choices[group] = None
         result.assignments.append(Assignment(key=(group,), value=str(value), text=text))
