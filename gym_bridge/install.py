@@ -42,6 +42,11 @@ class GymEnvironment:
     def python(self) -> Path:
         return self.root / "bin" / "python"
 
+    @property
+    def bytecode(self) -> Path:
+        """``PYTHONPYCACHEPREFIX`` of its processes: compiled once, and no package's folder is written into."""
+        return self.root / "bytecode"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerFolder:

@@ -62,7 +62,7 @@ async def made_once(
                 raise
     except TimeoutError:
         raise RunFailed(
-            f"{what}: not done after {timeout_s:.0f} s. Check that the package index can be reached, and that no other "
+            f"{what}: not done after {timeout_s:g} s. Check that the package index can be reached, and that no other "
             f"run hangs while it holds {lock}"
         ) from None
 

@@ -188,7 +188,7 @@ class _Host:
         read_end, write_end = os.pipe()
         try:
             variables = gym_variables(
-                os.environ, work=work, ray_token=secrets.token_hex(32), mark=mark, bytecode=gym.root / "bytecode",
+                os.environ, work=work, ray_token=secrets.token_hex(32), mark=mark, bytecode=gym.bytecode,
                 extra=pass_variables,
             )  # fmt: skip
             variables["PATH"] = f"{gym.root / 'bin'}:{variables['PATH']}"
@@ -228,7 +228,7 @@ class _Host:
             names = self._silent or [HOST]
             words = "\n".join(self._last_output(name) for name in names)
             raise RunFailed(
-                f"NeMo Gym: {doing} took more than {within_s:.0f} s; no answer from {', '.join(names)}\n{words}"
+                f"NeMo Gym: {doing} took more than {within_s:g} s; no answer from {', '.join(names)}\n{words}"
             ) from None
 
     async def next_death(self) -> NoReturn:
