@@ -5,7 +5,7 @@ Groups and recipes are read from their folders and settings from the schema; Hyd
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from launcher.paths import GROUPS_FOLDER, RECIPES_FOLDER, config_roots
+from launcher.paths import config_roots, group_choices
 
 JOB_COMMANDS = frozenset({"train", "check", "eval", "explain", "compile", "submit"})
 
@@ -49,7 +49,7 @@ def _keys(typed: str) -> Iterator[str]:
     from launcher.setting_docs import settings
 
     if "." not in typed:
-        yield from (f"{group}=" for group in _groups())
+        yield from (f"{group}=" for group in group_choices(config_roots()))
     depth = typed.count(".")
     for key, setting in settings().items():
         if key.count(".") == depth:
@@ -59,7 +59,7 @@ def _keys(typed: str) -> Iterator[str]:
 def _values(key: str) -> Iterator[str]:
     from launcher.setting_docs import settings
 
-    groups = _groups()
+    groups = group_choices(config_roots())
     if key in groups:
         yield from groups[key]
         return
@@ -71,12 +71,3 @@ def _values(key: str) -> Iterator[str]:
         yield from ("true", "false")
     if "null" in setting.type:
         yield "null"
-
-
-def _groups() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"recipe": []}
-    for root in config_roots():
-        for folder in (root / GROUPS_FOLDER).glob("*/"):
-            found.setdefault(folder.name, []).extend(file.stem for file in folder.glob("*.yaml"))
-        found["recipe"].extend(file.stem for file in (root / RECIPES_FOLDER).glob("*.yaml"))
-    return found

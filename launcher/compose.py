@@ -23,14 +23,15 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from launcher.paths import GROUPS_FOLDER, RECIPES_FOLDER
+from launcher.paths import GROUPS_FOLDER, RECIPE, RECIPES_FOLDER, group_choices
 from launcher.schema.problems import LauncherError, Problem
 from launcher.validation import defaults, required_keys
 from launcher.yaml_files import KeyPath, YamlFile, read_text, read_yaml
 
-PRIMARY = "config"
-SCHEMA = "schema"
-RECIPE = "recipe"
+_GROUPS = "config"
+APP = "app"
+"""The config that Hydra itself composes: our groups, under all defaults of the schema."""
+_SCHEMA = "schema"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +55,9 @@ class Composer:
 
     def __init__(self, roots: Sequence[Path]):
         self.roots = tuple(roots)
+        self.groups = group_choices(roots)
         Plugins.instance().register(_RootSource)
-        ConfigStore.instance().store(name=SCHEMA, node=_with_missing(defaults(), required=required_keys()))
+        ConfigStore.instance().store(name=_SCHEMA, node=_with_missing(defaults(), required=required_keys()))
         self.search_path = ConfigSearchPathImpl()
         self.search_path.append("hydra", "pkg://hydra.conf")
         for root in self.roots:
@@ -63,12 +65,6 @@ class Composer:
         self.search_path.append("schema", "structured://")
         self.loader = ConfigLoaderImpl(self.search_path)
         self._layers: dict[tuple[str, ...], tuple[Layer, ...]] = {}
-
-    @functools.cached_property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        """Every group with the names of its choices."""
-        names = [name for name in self.loader.list_groups("") if name != "hydra"]
-        return {name: tuple(self.loader.get_group_options(name, ObjectType.CONFIG)) for name in names}
 
     def layers(self, choices: Mapping[str, str | None]) -> tuple[Layer, ...]:
         """Files that the choices bring in, in the order of merging.
@@ -84,7 +80,7 @@ class Composer:
     def _compose(self, overrides: list[str]) -> Iterator[Layer]:
         place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), "conf/config.yaml")
         try:
-            found = self.loader.compute_defaults_list(PRIMARY, overrides, RunMode.RUN).defaults
+            found = self.loader.compute_defaults_list(_GROUPS, overrides, RunMode.RUN).defaults
         except HydraException as error:
             fix = "fix the `defaults` list of the recipe or group that it names"
             message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
@@ -94,7 +90,7 @@ class Composer:
             raise LauncherError([_problem(place, "brings itself in", fix)]) from None
         for default in found:
             path = default.config_path
-            if path is None or path == SCHEMA or path.startswith("hydra/"):
+            if path is None or path.startswith("hydra/"):
                 continue
             root, file = next((root, file) for root in self.roots if (file := config_file(root, path)).is_file())
             yield Layer(

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.compose import PRIMARY, Composer
+from launcher.compose import APP, Composer
 from launcher.origins import dotted, leaves
 from launcher.overrides import REFERENCE_GROUPS
 from launcher.schema.problems import LauncherError, Problem
@@ -109,14 +109,14 @@ def show_config(overrides: Sequence[str], *, part: str, package: str | None, res
         if package is not None and OmegaConf.select(sweep_config(composer, arguments), package) is None:
             fix = "name a section of the config, such as training"
             raise LauncherError([Problem(code="unknown-key", path=package, message="is not in the config", fix=fix)])
-        running.show_cfg(PRIMARY, arguments, part, package, resolve)
+        running.show_cfg(APP, arguments, part, package, resolve)
 
 
 def show_info(overrides: Sequence[str], *, topic: str, composer: Composer) -> None:
     """``--info``: print what Hydra knows of a topic: its defaults list, search path, plugins."""
     arguments = list(hydra_arguments(overrides, composer).overrides)
     with hydra_running(composer) as running:
-        running.show_info(topic, PRIMARY, arguments)
+        running.show_info(topic, APP, arguments)
 
 
 def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
@@ -124,7 +124,7 @@ def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
     from hydra.types import RunMode
 
     with hydra_running(composer) as running:
-        return running.compose_config(PRIMARY, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
+        return running.compose_config(APP, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
 
 
 def _names_references(override: Override, composer: Composer) -> bool:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.compose import RECIPE, Composer, Layer, job_part
+from launcher.compose import Composer, Layer, job_part
 from launcher.interpolation import Interpolated, interpolate
 from launcher.job_json import read_job_json
 from launcher.origins import DEFAULT, Origin, TracedTree, dotted, leaves, value_at
 from launcher.overrides import parse_overrides
-from launcher.paths import config_roots
+from launcher.paths import RECIPE, config_roots
 from launcher.schema.job import JobConfig
 from launcher.schema.problems import LauncherError, Problem
 from launcher.validation import Validated, defaults, validate

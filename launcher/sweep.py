@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.checking import Checked, Checker
-from launcher.compose import PRIMARY
+from launcher.compose import APP
 from launcher.hydra_app import HydraArguments, hydra_arguments, hydra_running, sweep_config
 from launcher.schema.problems import LauncherError, Problem, RunFailed
 
@@ -105,7 +105,7 @@ def run_sweep(overrides: Sequence[str], *, run_trial: RunTrial, job_json: Path |
     passed += [preset for preset in presets if preset.partition("=")[0] not in given]
     try:
         with hydra_running(checker.composer) as running:
-            running.multirun(PRIMARY, task, passed)
+            running.multirun(APP, task, passed)
     except (NoReward, ValueError):  # what sweepers raise when they give up on failed trials; the table says the rest
         if any(trial.result.status == "completed" for trial in read_trials(directory)):
             raise

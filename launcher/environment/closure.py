@@ -8,6 +8,7 @@ roots + wheels --(closure_gaps: follow every dependency)--> what is missing, and
 """
 
 import re
+import sys
 import tempfile
 import tomllib
 from collections import defaultdict
@@ -166,7 +167,15 @@ def prove_closure(demands: Sequence[Demand], wheels: Sequence[Wheel], folder: Pa
         Path(scratch, "requirements.in").write_text("\n".join(lines) + "\n")
         arguments = [
             *("pip", "compile", "requirements.in", "--quiet", "--offline", "--no-index", "--no-build", "--no-cache"),
-            *("--find-links", str(folder), "--no-header", "--no-annotate", *platform_arguments(target)),
+            *(
+                "--python",
+                sys.executable,
+                "--find-links",
+                str(folder),
+                "--no-header",
+                "--no-annotate",
+                *platform_arguments(target),
+            ),
         ]
         result = run_uv(uv, arguments, folder=Path(scratch), timeout_s=RESOLVE_TIMEOUT_S, keep_settings=False)
     if result.succeeded:

@@ -7,6 +7,7 @@ The old wheels/ is replaced at the end or not at all. Wheels of one's own, which
 """
 
 import shutil
+import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,7 @@ def _resolve(uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels:
         uv,
         [
             *("pip", "compile", "requirements.in", "--quiet", "--format", "pylock.toml", "-o", "pylock.toml"),
-            *("--no-header", *links, *platform_arguments(target)),
+            *("--no-header", "--python", sys.executable, *links, *platform_arguments(target)),
         ],
         folder=scratch,
         timeout_s=RESOLVE_TIMEOUT_S,
@@ -196,8 +197,7 @@ def _build(uv: Path, pin: Pin, *, scratch: Path) -> None:
 
 
 def _run_pip(uv: Path, arguments: Sequence[str], *, scratch: Path) -> UvResult:
-    python = ".".join(map(str, PYTHON))
-    call = ["tool", "run", "--quiet", "--python", python, "--from", "pip", "pip", "--quiet", "--no-input"]
+    call = ["tool", "run", "--quiet", "--python", sys.executable, "--from", "pip", "pip", "--quiet", "--no-input"]
     options = ["--disable-pip-version-check"]
     return run_uv(uv, [*call, *options, *arguments], folder=scratch, timeout_s=DOWNLOAD_TIMEOUT_S)
 
