@@ -120,27 +120,41 @@ def test_cancelling_while_servers_start_leaves_nothing(test_mark: str, gym: GymE
     asyncio.run(scenario())
 
 
-def test_nothing_is_left_when_the_launcher_itself_is_killed(
-    test_mark: str, gym: GymEnvironment, tmp_path: Path
+async def sample_until_the_end(package: Path, gym: GymEnvironment, tmp_path: Path) -> None:
+    """What a launcher does: 8 rollouts in flight that the policy never finishes."""
+    async with fake_policy(lambda _: Answer(text="1. red", delay_s=60)) as policy:
+        endpoint = PolicyEndpoint(base_url=policy.base_url, api_key="none", model="policy")
+        async with await start(package, gym, tmp_path, policy=endpoint) as servers:
+            client = GymClient(servers.agents, sampling=SAMPLING, find_call=lambda _: None, watch=servers.watch)
+            requests = [
+                RolloutRequest(group_id=i, rollout_id=0, row_index=i, row=row) for i, row in enumerate(demo_rows(8))
+            ]
+            rollouts = client.rollouts(requests, max_in_flight=8, timeout_s=60, policy_version=0)
+            first = asyncio.ensure_future(anext(rollouts))
+            while len(policy.requests) < 8:
+                await asyncio.sleep(0.1)
+            print(*servers.agents.values(), flush=True)
+            await first
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_is_interrupted_or_killed_while_it_samples(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path, kind: signal.Signals
 ) -> None:
     script = f"""
 import asyncio
 from pathlib import Path
 from gym_bridge.install import GymEnvironment
-from tests.gym_bridge.test_lifecycle import start
-async def main():
-    gym = GymEnvironment(version="0.4.0", root=Path({str(gym.root)!r}))
-    servers = await start(Path({str(DEMO / "environment")!r}), gym, Path({str(tmp_path)!r}))
-    print(*servers.agents.values(), flush=True)
-    await servers.watch()
-asyncio.run(main())
+from tests.gym_bridge.test_lifecycle import sample_until_the_end
+gym = GymEnvironment(version={gym.version!r}, root=Path({str(gym.root)!r}))
+asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path({str(tmp_path)!r})))
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         url = next(line for line in launcher.stdout if line.startswith("http")).strip()
         assert listens(url)
-        launcher.kill()
-    assert left_within(15, test_mark) == []
+        launcher.send_signal(kind)
+        assert left_within(15, test_mark) == []
     assert not listens(url)
 
 
