@@ -25,7 +25,7 @@ MAX_PROBLEMS = 1000
 MAX_TRACKED_ROWS = 50_000_000
 """Rows among which repeated lines are looked for: 400 MB of memory at most."""
 
-_BOM = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,7 @@ class DatasetFiles:
     training: Path
     validation: Path | None
     """None when there is no validation.jsonl: validation is off."""
+    is_folder: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,20 +91,18 @@ def find_dataset(path: Path) -> DatasetFiles:
         training = path / "training.jsonl"
         if not training.is_file():
             found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
-            raise LauncherError([Problem(
-                code="dataset-missing", path=str(path), message=f"a dataset needs training.jsonl; the folder holds {found}",
-                fix="put the rows into training.jsonl (and unseen ones into validation.jsonl) at the top of the folder",
-            )])  # fmt: skip
+            fix = "put the rows into training.jsonl (and unseen ones into validation.jsonl) at the top of the folder"
+            raise _missing(path, f"a dataset needs training.jsonl; the folder holds {found}", fix)
         validation = path / "validation.jsonl"
-        return DatasetFiles(training=training, validation=validation if validation.is_file() else None)
+        return DatasetFiles(training=training, validation=validation if validation.is_file() else None, is_folder=True)
     _require_regular_file(path)
-    return DatasetFiles(training=path, validation=None)
+    return DatasetFiles(training=path, validation=None, is_folder=False)
 
 
 def count_rows(path: Path) -> int:
     """Number of lines of ``path`` that hold something, without looking at what they hold."""
-    with _open(path) as file:
-        return sum(1 for line in _lines(file) if line.strip())
+    with open_rows(path) as file:
+        return sum(1 for line in row_lines(file) if line.strip())
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, PromptRow]]:
@@ -112,8 +111,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, PromptRow]]:
     Raises:
         LauncherError: at the first line that is not a row Gym would take, with file:line and all faults of that line.
     """
-    with _open(path) as file:
-        for number, line in enumerate(_lines(file), start=1):
+    with open_rows(path) as file:
+        for number, line in enumerate(row_lines(file), start=1):
             row, faults = _check_line(line, number, expected=None)
             if row is None or faults:
                 raise LauncherError(fault.as_problem(f"{path}:{number}") for fault in faults)
@@ -133,8 +132,8 @@ def check_rows(path: Path, *, expected: RowExpectations | None = None, find_repe
     """
     tally = _Tally(path=path)
     repeated = _RepeatedLines() if find_repeated else None
-    with _open(path) as file:
-        for number, line in enumerate(_lines(file), start=1):
+    with open_rows(path) as file:
+        for number, line in enumerate(row_lines(file), start=1):
             row, faults = _check_line(line, number, expected=expected)
             if row is not None:
                 tally.count(row)
@@ -153,8 +152,8 @@ def _check_line(
 ) -> tuple[PromptRow | None, list[RowFault]]:
     """The row on a line, None when there is no telling, and the line's faults."""
     faults: list[RowFault] = []
-    if number == 1 and line.startswith(_BOM):
-        line = line[len(_BOM) :]
+    if number == 1 and line.startswith(BYTE_ORDER_MARK):
+        line = line[len(BYTE_ORDER_MARK) :]
         faults.append(
             RowFault("row-bom", "the file starts with a byte order mark", "save the file as UTF-8 without BOM")
         )
@@ -171,27 +170,29 @@ def _check_line(
     return row, faults + syntax + row_faults(row, expected)
 
 
-def _open(path: Path) -> BinaryIO:
+def open_rows(path: Path) -> BinaryIO:
     _require_regular_file(path)
     return path.open("rb")
 
 
 def _require_regular_file(path: Path) -> None:
     """A pipe or a device would block or never end."""
+    fix = "give a JSONL file or a folder with training.jsonl"
     try:
         is_regular = stat.S_ISREG(path.stat().st_mode)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise LauncherError([Problem(
-            code="dataset-missing", path=str(path), message=f"cannot be read: {reason}", fix="give a JSONL file or a folder with training.jsonl",
-        )]) from None  # fmt: skip
+    except OSError as error:
+        raise _missing(path, f"cannot be read: {error.strerror}", fix) from None
+    except ValueError as error:  # a NUL character in the path
+        raise _missing(path, f"cannot be read: {error}", fix) from None
     if not is_regular:
-        raise LauncherError([Problem(
-            code="dataset-missing", path=str(path), message="is not a regular file", fix="give a JSONL file or a folder with training.jsonl",
-        )])  # fmt: skip
+        raise _missing(path, "is not a regular file", fix)
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _missing(path: Path, message: str, fix: str) -> LauncherError:
+    return LauncherError([Problem(code="dataset-missing", path=str(path), message=message, fix=fix)])
+
+
+def row_lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines with their ends; one that reaches ``MAX_ROW_BYTES`` is cut there and is the last."""
     for line in iter(partial(file.readline, MAX_ROW_BYTES), b""):
         yield line
@@ -241,27 +242,26 @@ class _Tally:
             self.num_dropped += 1
 
     def report(self) -> RowReport:
-        problems = list(self.problems)
         if self.num_crlf > 1:
-            problems.append(Problem(
-                code="row-crlf", path=str(self.path), message=f"{self.num_crlf} lines end in CRLF; the first is given above",
-                fix="save the file with Unix line ends (LF)",
-            ))  # fmt: skip
+            message = f"{self.num_crlf} lines end in CRLF; the first is given above"
+            self._add_about_file("row-crlf", message, "save the file with Unix line ends (LF)")
         if self.num_dropped:
-            problems.append(Problem(
-                code="row-more", path=str(self.path), message=f"{self.num_dropped} more faults, {self.num_bad_rows} bad rows in all",
-                fix="correct those listed and check again",
-            ))  # fmt: skip
-        if not self.num_rows and not problems:
-            problems.append(
-                Problem(
-                    code="dataset-empty", path=str(self.path), message="holds no row", fix="add at least one prompt row"
-                )
-            )
+            message = f"{self.num_dropped} more faults; {self.num_bad_rows} bad rows in all"
+            self._add_about_file("row-more", message, "correct those listed and check again")
+        if not self.num_rows and not self.problems:
+            self._add_about_file("dataset-empty", "holds no row", "add at least one prompt row")
         return RowReport(
-            path=self.path, num_rows=self.num_rows, num_bad_rows=self.num_bad_rows, agents=dict(self.agents.most_common()),
-            num_rows_with_tools=self.num_rows_with_tools, prompt_characters=_quantiles(self.lengths), problems=tuple(problems),
-        )  # fmt: skip
+            path=self.path,
+            num_rows=self.num_rows,
+            num_bad_rows=self.num_bad_rows,
+            agents=dict(self.agents.most_common()),
+            num_rows_with_tools=self.num_rows_with_tools,
+            prompt_characters=_quantiles(self.lengths),
+            problems=tuple(self.problems),
+        )
+
+    def _add_about_file(self, code: str, message: str, fix: str) -> None:
+        self.problems.append(Problem(code=code, path=str(self.path), message=message, fix=fix))
 
 
 class _RepeatedLines:
@@ -284,28 +284,30 @@ class _RepeatedLines:
     def problems(self, path: Path) -> Iterator[Problem]:
         if self._num_lines > MAX_TRACKED_ROWS:
             message = f"repeated rows were looked for among the first {MAX_TRACKED_ROWS:,} rows only"
-            yield Problem(code="row-repeated", path=str(path), message=message, fix="nothing to do", severity="warning")
-        suspects = {
-            key
-            for bucket in self._buckets
-            if len(set(bucket)) < len(bucket)
-            for key, n in Counter(bucket).items()
-            if n > 1
-        }
+            yield _repeated(str(path), message, fix="split the file to have all of it looked at")
+        suspects = {key for bucket in self._buckets for key in _repeated_values(bucket)}
         if not suspects:
             return
         first_seen: dict[bytes, int] = {}
-        with _open(path) as file:
-            for number, line in enumerate(_lines(file), start=1):
+        with open_rows(path) as file:
+            for number, line in enumerate(row_lines(file), start=1):
                 text = line.rstrip()
                 if hash(text) not in suspects:
                     continue
                 first = first_seen.setdefault(text, number)
                 if first != number:
-                    yield Problem(
-                        code="row-repeated", path=f"{path}:{number}", message=f"is the same row as line {first}", severity="warning",
-                        fix="delete it, unless the row is meant to be trained on more often",
-                    )  # fmt: skip
+                    fix = "delete it, unless the row is meant to be trained on more often"
+                    yield _repeated(f"{path}:{number}", f"is the same row as line {first}", fix)
+
+
+def _repeated_values(bucket: "array[int]") -> list[int]:
+    if len(set(bucket)) == len(bucket):
+        return []
+    return [value for value, count in Counter(bucket).items() if count > 1]
+
+
+def _repeated(path: str, message: str, fix: str) -> Problem:
+    return Problem(code="row-repeated", path=path, message=message, fix=fix, severity="warning")
 
 
 def _num_characters(prompt: Any) -> int:
