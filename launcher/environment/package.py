@@ -77,7 +77,9 @@ def inspect_package(
         package, merged, problems = _load(source)
     except LauncherError as error:
         return Inspection(package=None, problems=_sorted([*error.problems, *source.listing.problems]), network="")
-    found = [*problems, *layout_problems(package.manifest, source.listing), *server_problems(package, merged, source)]
+    found = [*problems, *layout_problems(package.manifest, source.listing)]
+    if merged.has_all(package.manifest.config_paths):  # else what is missing would be reported many times over
+        found += server_problems(package, merged, source)
     if isinstance(package.manifest, NativeManifest):
         network = "needs a package index at start: the requirements of each server are resolved then"
         return Inspection(package=package, problems=_sorted(found), network=network)

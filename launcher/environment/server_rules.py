@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from launcher.environment.gym_facts import BUILT_INS, DOMAINS
 from launcher.environment.servers import INSTALL_MARKERS, MergedConfig, has_own_code, walk
 from launcher.environment.source import PackageSource
-from launcher.schema.manifest import AdapterManifest, Package, ServerInstance
+from launcher.schema.manifest import SERVER_TYPES, AdapterManifest, Package, ServerInstance
 from launcher.schema.problems import Problem
 from launcher.suggest import did_you_mean, nearest
 
@@ -23,7 +23,7 @@ _INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
 
 
 def server_problems(package: Package, merged: MergedConfig, source: PackageSource) -> Iterator[Problem]:
-    """Everything wrong with the servers of a package whose blocks could be read."""
+    """Everything wrong with the servers of a package whose configs could all be read."""
     for instance in package.instances:
         yield from _reference_problems(instance, package.instances, merged)
         yield from _domain_problems(instance, merged)
@@ -41,7 +41,7 @@ def _reference_problems(
 ) -> Iterator[Problem]:
     for reference in instance.references:
         same_type = [other.name for other in instances if other.type == reference.type]
-        if reference.name in same_type:
+        if reference.name in same_type or _is_broken_server(reference.name, instances, merged):
             continue
         available = ", ".join(sorted(same_type)) or "(none)"
         target = f"{reference.type}/{reference.name}"
@@ -52,6 +52,13 @@ def _reference_problems(
             fix = "include a config that defines policy_model, such as configs/policy_model.yaml, and list it first"
         place = merged.place(instance.name, instance.type, instance.implementation, *reference.key.split("."))
         yield _error("server-reference", place, message, fix)
+
+
+def _is_broken_server(name: str, instances: Sequence[ServerInstance], merged: MergedConfig) -> bool:
+    """A block that is meant as a server and is none: reported by itself."""
+    block = merged.tree.get(name)
+    is_meant = isinstance(block, dict) and any(kind in block for kind in SERVER_TYPES)
+    return is_meant and all(instance.name != name for instance in instances)
 
 
 def _domain_problems(instance: ServerInstance, merged: MergedConfig) -> Iterator[Problem]:

@@ -32,6 +32,10 @@ class MergedConfig:
     lines: Mapping[str, Mapping[KeyPath, int]]
     """Config path -> line of every key in it."""
 
+    def has_all(self, config_paths: tuple[str, ...]) -> bool:
+        """Whether each of these files could be read."""
+        return set(config_paths) <= set(self.paths)
+
     def files_with(self, name: str) -> list[str]:
         """Config paths that have ``name`` at their top level, in order."""
         return [path for path in self.paths if (name,) in self.lines[path]]
