@@ -3,9 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -13,9 +11,6 @@ from launcher.checking import check_job
 from launcher.cli import print_problems
 from launcher.commands.arguments import add_job_arguments
 from launcher.schema.problems import LauncherError, Problem
-
-if TYPE_CHECKING:
-    from rl.nemo_rl.differences import Difference
 
 OTHER_TOOLS: tuple[tuple[str, frozenset[str]], ...] = (
     ("NeMo RL", frozenset({"policy", "grpo", "loss_fn"})),
@@ -41,16 +36,16 @@ def run(options: argparse.Namespace) -> int:
     plan = checked.require_valid()
     job = checked.resolved.job
 
-    # These resolve references and need the packages of the engine, which a machine that only checks lacks.
+    # The other commands of the launcher start without rl.
+    from launcher.nemo_rl import difference_table, differences_of
     from rl.nemo_rl.config import master_config
-    from rl.nemo_rl.differences import differences
     from rl.nemo_rl.inputs import run_files
     from rl.nemo_rl.omegaconf_yaml import to_yaml
 
     output = Path(job.engine.runs_dir) / plan.run_name
     files, _ = run_files(job, output=output, on_progress=lambda text: print(text, file=sys.stderr))
     config = master_config(job, plan, files)
-    differing = differences(job, plan)
+    differing = differences_of(checked)
     if options.output is not None:
         _write(options.output, to_yaml(config))
     if options.json:
@@ -61,21 +56,6 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         print(to_yaml(config), end="")
     return 0
-
-
-def difference_table(differing: "Sequence[Difference]") -> str:
-    """What NeMo RL computes differently for a job, one block each."""
-    if not differing:
-        return "NeMo RL computes what engine=local would."
-    lines = ["NeMo RL computes something else than engine=local:"]
-    for difference in differing:
-        lines += [
-            f"  {difference.setting}: {', '.join(difference.affects)}",
-            f"    engine=local  {difference.local}",
-            f"    NeMo RL       {difference.nemo_rl}",
-            f"    to avoid it   {difference.avoided_by}",
-        ]
-    return "\n".join(lines)
 
 
 def refuse_config_of_another_tool(path: Path) -> None:

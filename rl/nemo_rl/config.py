@@ -231,14 +231,14 @@ def _optimizer(training: TrainingConfig) -> dict[str, Any]:
 
 
 def _scheduler(training: TrainingConfig, plan: RunPlan) -> list[dict[str, Any]]:
-    """Schedulers in turn, and the steps at which one hands over to the next."""
-    warmup_steps = training.warmup_steps
-    minimum = training.min_learning_rate or 0.0
-    if training.optimizer_type.endswith("flat_lr"):
-        main = ("ConstantLR", {"factor": 1.0, "total_iters": plan.num_steps})
+    """Schedulers in turn, and the steps at which one hands over to the next: the rates of ``rl.schedule``."""
+    warmup_steps = plan.warmup_steps
+    flat = training.optimizer_type.endswith("flat_lr")
+    minimum = 0.0 if flat else plan.min_learning_rate
+    if flat:
+        parts = [("ConstantLR", {"factor": 1.0, "total_iters": plan.num_steps})]
     else:
-        main = ("CosineAnnealingLR", {"T_max": max(plan.num_steps - warmup_steps, 1), "eta_min": minimum})
-    parts = [main]
+        parts = [("CosineAnnealingLR", {"T_max": max(plan.num_steps - warmup_steps, 1), "eta_min": minimum})]
     if warmup_steps:
         start_factor = max(minimum / training.learning_rate, 1e-5)
         parts.insert(0, ("LinearLR", {"start_factor": start_factor, "end_factor": 1.0, "total_iters": warmup_steps}))

@@ -1,0 +1,111 @@
+"""A checked job on NeMo RL, into its run directory: what ``grpo train engine=nemo_rl`` does after the check."""
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from launcher.run_directory import RunDirectory
+from launcher.schema.job import JobConfig
+from launcher.schema.plan import RunPlan
+from launcher.schema.problems import LauncherError, RunFailed
+from rl.display import Display
+from rl.nemo_rl.checkout import open_checkout
+from rl.nemo_rl.inputs import run_files
+from rl.nemo_rl.launch import Finished, train_on_nemo_rl
+
+Status = Literal["running", "completed", "failed", "cancelled"]
+
+
+def train(job: JobConfig, plan: RunPlan, run: RunDirectory, display: Display) -> Finished:
+    """Train a checked job; ``status.json`` follows it, and ``display`` shows a line per step.
+
+    Raises:
+        LauncherError: the checkout, the cluster or a file is not what the job needs.
+        RunFailed: with the cause.
+        KeyboardInterrupt: after everything that was started has ended.
+    """
+    progress = _Progress(run, plan, display)
+    try:
+        with display.phase("NeMo RL") as say:
+
+            def doing(activity: str) -> None:
+                say(activity)
+                progress.doing(activity)
+
+            checkout, warnings = open_checkout(job.engine.root)
+            for warning in warnings:
+                display.line(f"warning: {warning.message}. {warning.fix}", style="yellow")
+            files, package = run_files(job, output=run.path, on_progress=doing)
+            finished = train_on_nemo_rl(
+                job, plan, files, checkout=checkout, package=package, run=run, on_progress=doing,
+                on_step=progress.step,
+            )  # fmt: skip
+    except (LauncherError, RunFailed) as error:
+        progress.ended("failed", error=str(error))
+        raise
+    except KeyboardInterrupt:
+        progress.ended("cancelled")
+        raise
+    progress.ended("completed")
+    return finished
+
+
+class _Progress:
+    """What a run tells while it goes on: ``status.json``, and lines for a person."""
+
+    def __init__(self, run: RunDirectory, plan: RunPlan, display: Display):
+        self._run = run
+        self._plan = plan
+        self._display = display
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+        self.doing("starting")
+
+    def doing(self, activity: str) -> None:
+        """Record what the run does now."""
+        self._status("running", phase=activity)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step; step 0 is the validation before the first."""
+        self._step = int(metrics["step"])
+        self._metrics |= metrics
+        self._display.line(step_line(metrics, num_steps=self._plan.num_steps))
+        self._display.steps(self._step, self._plan.num_steps, "")
+        self._status("running", phase="training")
+
+    def ended(self, status: Status, *, error: str | None = None) -> None:
+        """Record how the run ended."""
+        self._status(status, phase="ended", error=error)
+
+    def _status(self, status: Status, *, phase: str, error: str | None = None) -> None:
+        details = {
+            "training_type": "grpo",
+            "rollouts_per_step": self._plan.rollouts_per_step,
+            "backend": "nemo_rl",
+            "phase": phase,
+            "step": self._step,
+            "num_steps": self._plan.num_steps,
+            "metrics": self._metrics,
+        }
+        updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._run.write_json(
+            "status.json", {"status": status, "updated_at": updated, "status_details": details, "error": error}
+        )
+
+
+def step_line(metrics: Mapping[str, float], *, num_steps: int) -> str:
+    """One line of a step, of what NeMo RL logged of it.
+
+    Example:
+        step 3/16  reward 0.412  val 0.390  truncated 12%  mixed 88%  10.9s
+    """
+    shown = {
+        "train_reward": "reward {:.3f}",
+        "val_accuracy": "val {:.3f}",
+        "train_truncation_rate": "truncated {:.0%}",
+        "train_baseline_reward/pct_mixed": "mixed {:.0f}%",
+        "train_timing/total_step_time": "{:.1f}s",
+    }
+    parts = [text.format(metrics[name]) for name, text in shown.items() if name in metrics]
+    step = int(metrics["step"])
+    return "  ".join([f"step {step:>{len(str(num_steps))}}/{num_steps}", *parts])

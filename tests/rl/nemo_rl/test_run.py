@@ -1,0 +1,58 @@
+"""A whole run of the stand-in, as ``grpo train engine=nemo_rl`` starts it."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from launcher.compile import compile_plan
+from launcher.run_directory import RunDirectory, make_run_directory
+from launcher.schema.job import JobConfig
+from launcher.schema.problems import LauncherError
+from rl.display import PlainDisplay
+from rl.nemo_rl.run import step_line, train
+
+DEMO = Path(__file__).parents[3] / "recipes" / "demo"
+
+
+def started(root: str, address: str | None, run: RunDirectory) -> str:
+    """Run the demo's job on that checkout and return what the display said."""
+    job = JobConfig.model_validate(
+        {
+            "model": "hf://org/none",
+            "dataset": str(DEMO / "dataset"),
+            "environment": str(DEMO / "environment"),
+            "engine": {"name": "nemo_rl", "root": root},
+            "cluster": {"address": address},
+            "training": {"type": "grpo"},
+        }
+    )
+    said = io.StringIO()
+    train(job, compile_plan(job, num_training_rows=230, num_validation_rows=256), run, PlainDisplay(said))
+    return said.getvalue()
+
+
+def test_a_run_that_completes(
+    pristine_checkout: Path, gpu_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("STAND_IN", "success")
+    run = make_run_directory(tmp_path / "run")
+    said = started(str(pristine_checkout), gpu_cluster, run)
+    assert "step  2/57  reward 0.500  val 0.750  mixed 50%" in said
+    status = run.read_json("status.json")
+    assert (status["status"], status["error"]) == ("completed", None)
+    details = status["status_details"]
+    assert (details["backend"], details["step"], details["metrics"]["train_reward"]) == ("nemo_rl", 2, 0.5)
+
+
+def test_a_run_that_cannot_start_says_why_in_its_status(tmp_path: Path):
+    run = make_run_directory(tmp_path / "run")
+    with pytest.raises(LauncherError, match="does not exist"):
+        started(str(tmp_path / "nowhere"), None, run)
+    status = run.read_json("status.json")
+    assert status["status"] == "failed"
+    assert "does not exist" in status["error"]
+
+
+def test_a_step_line_shows_what_is_there():
+    assert step_line({"step": 0, "val_accuracy": 0.25}, num_steps=16) == "step  0/16  val 0.250"
