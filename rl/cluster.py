@@ -1,0 +1,88 @@
+"""The Ray cluster of a run: started for it and ended with it, or one that is there already.
+
+A cluster of our own listens with a token made for this run, has no dashboard, keeps its files in a short-lived folder
+and gives every process it starts a private TMPDIR there, so that nothing of it is left afterwards.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from launcher.schema.problems import RunFailed
+
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Batches of token ids and statistics travel through it; weights do not."""
+START_TIMEOUT_S = 120.0
+
+
+def prepare_ray(*, address: str | None) -> None:
+    """Set what Ray reads when it is imported: call this before anything imports it.
+
+    A cluster of our own gets a new token; one that is joined has its own (``RAY_AUTH_TOKEN``).
+    """
+    assert "ray" not in sys.modules, "Ray has read its variables already"
+    if address is None:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        os.environ.pop("RAY_ADDRESS", None)
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1")
+
+
+@asynccontextmanager
+async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Path]:
+    """Connect to Ray for the length of the block; ``prepare_ray`` was called before.
+
+    Args:
+        address: cluster to join; None starts one on this machine.
+        num_gpus: GPUs that a started cluster offers.
+
+    Yields:
+        A folder for temporary files of this run, removed afterwards.
+
+    Raises:
+        RunFailed: Ray did not start or does not answer.
+    """
+    import ray  # after prepare_ray
+
+    folder = Path(tempfile.mkdtemp(prefix="grpo-", dir="/tmp"))  # short: Ray's socket paths are limited to 107 bytes
+    try:
+        scratch = folder / "tmp"
+        scratch.mkdir()
+        variables = {"TMPDIR": str(scratch), "WANDB_MODE": "disabled"}
+        start = asyncio.to_thread(
+            ray.init,
+            address=address,
+            runtime_env={"env_vars": variables},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({} if address else _own_cluster(folder, num_gpus)),
+        )
+        try:
+            await asyncio.wait_for(start, START_TIMEOUT_S)
+        except TimeoutError:
+            raise RunFailed(f"Ray did not start within {START_TIMEOUT_S:.0f} s") from None
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunFailed(f"Ray did not start: {error}") from error
+        try:
+            yield scratch
+        finally:
+            await asyncio.to_thread(ray.shutdown)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_cluster(folder: Path, num_gpus: int) -> dict[str, object]:
+    return {
+        "num_cpus": os.cpu_count() or 1,
+        "num_gpus": num_gpus,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": str(folder / "ray"),
+        "_node_ip_address": "127.0.0.1",
+    }
