@@ -106,7 +106,7 @@ def server_demands(package: Package, source: PackageSource, gym: GymVersion) -> 
 
 
 def closure_gaps(demands: Sequence[Demand], wheels: Sequence[Wheel], target: Target) -> list[Demand]:
-    """Follow every dependency from ``demands`` and from each wheel; those that no vendored wheel meets.
+    """Follow every dependency from ``demands`` and from each wheel; the projects that no vendored wheel meets.
 
     Exact where wheels/ has one version of each project, which is checked before.
     """
@@ -120,7 +120,7 @@ def closure_gaps(demands: Sequence[Demand], wheels: Sequence[Wheel], target: Tar
         project = canonicalize_name(demand.requirement.name)
         wheel = vendored.get(project)
         if wheel is None or not demand.requirement.specifier.contains(wheel.version, prereleases=True):
-            gaps.setdefault(f"{project}{demand.requirement.specifier}", demand)
+            gaps.setdefault(project, demand)
             continue
         for extra in {"", *demand.requirement.extras} - seen[project]:
             seen[project].add(extra)

@@ -11,7 +11,7 @@ from launcher.schema.manifest import MANIFEST
 from launcher.schema.problems import LauncherError
 
 MANIFEST_NAME = "nemo-environment.yaml"
-HEAD = HEAD + ""
+HEAD = "format: wheels-v1\nconfig_paths: "
 
 
 def manifest_problems(native, text: str) -> list[tuple[str, str]]:
