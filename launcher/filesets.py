@@ -12,7 +12,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,9 +184,11 @@ class FileSetStore:
             part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             try:
                 part.chmod(0o755)
-                tasks = [(fileset, path, part / path) for path in fileset.files]
+                paths: defaultdict[str, list[str]] = defaultdict(list)  # one transfer for each content
+                for path, file in fileset.files.items():
+                    paths[file.sha256].append(path)
                 with ThreadPoolExecutor(_NUM_TRANSFERS) as pool:
-                    list(pool.map(lambda task: self._fetch(*task), tasks))
+                    list(pool.map(lambda same: self._fetch(fileset, same, part), paths.values()))
                 part.replace(target)
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
@@ -244,14 +247,19 @@ class FileSetStore:
         if self._is_local:
             os.replace(target, blob)
 
-    def _fetch(self, fileset: FileSet, path: str, target: Path) -> None:
-        file = fileset.files[path]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with self._fs.open(self._blob(fileset.reference, file), "rb") as reader, target.open("xb") as writer:
+    def _fetch(self, fileset: FileSet, paths: Sequence[str], folder: Path) -> None:
+        """Write the files of one content."""
+        file = fileset.files[paths[0]]
+        for path in paths:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        first = folder / paths[0]
+        with self._fs.open(self._blob(fileset.reference, file), "rb") as reader, first.open("xb") as writer:
             sha256 = _copy(reader, writer)
         if sha256 != file.sha256:
-            message = f"{path} does not match its hash: the stored copy is damaged"
-            raise _refused("fileset-damaged", fileset.reference, message, f"upload {path} again")
+            message = f"{paths[0]} does not match its hash: the stored copy is damaged"
+            raise _refused("fileset-damaged", fileset.reference, message, f"upload {paths[0]} again")
+        for path in paths[1:]:
+            shutil.copyfile(first, folder / path)
 
     def _write_index(self, fileset: FileSet) -> None:
         folder = f"{self._path}/{fileset.reference}"
