@@ -94,6 +94,18 @@ def _sampled_batches(training: TrainingConfig) -> Difference | None:
     )
 
 
+def _sampled_reward(training: TrainingConfig) -> Difference | None:
+    if not training.use_dynamic_sampling:
+        return None
+    return Difference(
+        setting="training.use_dynamic_sampling",
+        affects=("train_reward",),
+        local="mean over all rollouts that were sampled for the step",
+        nemo_rl="mean over the first of them, as many as a step trains",
+        avoided_by="reading train_filtered_reward, the mean over those that are trained",
+    )
+
+
 def _overlong(training: TrainingConfig) -> Difference | None:
     if not training.overlong_filtering or _cap(training) is None:
         return None
@@ -124,7 +136,7 @@ def _stop_penalty(training: TrainingConfig) -> Difference | None:
         return None
     return Difference(
         setting="training.reward_shaping.stop_properly_penalty_coef",
-        affects=("rewards",),
+        affects=("rewards", "train_reward"),
         local="is applied to responses that ended at max_new_tokens or max_seq_length",
         nemo_rl="is applied to rollouts that fill max_seq_length, and no others",
         avoided_by=_NO_CAP,
@@ -139,7 +151,7 @@ def _overlong_penalty(training: TrainingConfig) -> Difference | None:
     beyond = ", and lets the penalty grow beyond max_response_length" if grows else ""
     return Difference(
         setting="training.reward_shaping.overlong_buffer_penalty",
-        affects=("rewards",),
+        affects=("rewards", "train_reward"),
         local="counts the tokens of all turns; the penalty ends at its full size",
         nemo_rl=f"counts the tokens of the first turn alone{beyond}",
         avoided_by="an environment of one turn"
@@ -147,22 +159,33 @@ def _overlong_penalty(training: TrainingConfig) -> Difference | None:
     )
 
 
-def _baseline_shares(training: TrainingConfig) -> Difference | None:
+def _baseline_shares(training: TrainingConfig) -> Difference:
     reshaped = training.reward_scaling is not None or training.reward_shaping is not None
-    if not (training.use_leave_one_out_baseline or reshaped):
-        return None
+    leave_one_out = training.use_leave_one_out_baseline
     settings = [
-        *["training.use_leave_one_out_baseline=false"] * training.use_leave_one_out_baseline,
+        *["training.use_leave_one_out_baseline=false"] * leave_one_out,
         *["no reward_scaling and no reward_shaping"] * reshaped,
+        "rewards of 0 and 1 alone",
     ]
     return Difference(
-        setting="training.use_leave_one_out_baseline" if training.use_leave_one_out_baseline else "training",
-        affects=("train_baseline_reward/pct_0", "train_baseline_reward/pct_1", "train_baseline_reward/pct_mixed"),
-        local="share of groups, by the environment's own rewards",
-        nemo_rl="share of rollouts, by the baseline of each"
-        + (", which differs inside a group" * training.use_leave_one_out_baseline)
-        + (", after scaling and shaping" * reshaped),
-        avoided_by=" and ".join(settings),
+        setting="training.use_leave_one_out_baseline" if leave_one_out else "training",
+        affects=("train_baseline_reward/pct_*",),
+        local="percentage of groups whose rewards, as the environment gave them, are all 0, all 1, or differ",
+        nemo_rl="percentage of rollouts whose baseline"
+        + (" (the mean of the others)" * leave_one_out)
+        + (", after scaling and shaping," * reshaped)
+        + " is 0, 1, or anything else",
+        avoided_by=", ".join(settings),
+    )
+
+
+def _advantage_sum(training: TrainingConfig) -> Difference:
+    return Difference(
+        setting="training",
+        affects=("train_advantages/sum",),
+        local="sum over the sampled tokens, after clipping",
+        nemo_rl="sum over all positions, prompts and padding included, before clipping",
+        avoided_by="reading train_advantages/mean, which is the same in both",
     )
 
 
@@ -170,11 +193,13 @@ _OF_TRAINING: tuple[Callable[[TrainingConfig], Difference | None], ...] = (
     _advantage_deviation,
     _sampled_rows,
     _sampled_batches,
+    _sampled_reward,
     _overlong,
     _truncation,
     _stop_penalty,
     _overlong_penalty,
     _baseline_shares,
+    _advantage_sum,
 )
 
 _NO_CAP = "leaving training.max_new_tokens unset"

@@ -21,6 +21,7 @@ def test_differences_and_checkout_are_reported(capsys: pytest.CaptureFixture[str
         "training.use_leave_one_out_baseline",
         "training.max_new_tokens",
         "training.use_leave_one_out_baseline",
+        "training",
     ]
     assert main([*DEMO, f"engine.root={tmp_path}"]) == 1
     assert "is no NeMo RL checkout" in capsys.readouterr().err
