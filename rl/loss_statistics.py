@@ -15,10 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SUM_NAMES = (
-    "num_tokens",
-    "num_sequences",
-    "loss",  # already divided by the global token count
+TOKEN_MEANS = (
     "probs_ratio",
     "probs_ratio_clamped",
     "kl_penalty",
@@ -29,6 +26,13 @@ SUM_NAMES = (
     "sampling_importance_ratio",  # w after truncation
     "approx_entropy",  # -exp(curr - gen) * curr
     "entropy",
+)
+"""Metrics that are means over the trained tokens of an optimizer step."""
+SUM_NAMES = (
+    "num_tokens",
+    "num_sequences",
+    "loss",  # already divided by the global token count
+    *TOKEN_MEANS,
     "seq_mult_prob_error",  # summed over sequences: the mean of exp |gen - prev| inside each
     "out_of_range",
     "out_of_range_candidates",  # tokens or sequences that could have been; 0 without truncation
@@ -53,7 +57,7 @@ class LossStatistics:
     """float64, one per name in ``EXTREME_NAMES``; -inf where there was no token."""
 
     def cpu(self) -> "LossStatistics":
-        """The same in host memory: the one device-to-host copy of an optimizer step."""
+        """The same in host memory."""
         return LossStatistics(sums=self.sums.cpu(), minima=self.minima.cpu(), maxima=self.maxima.cpu())
 
 
@@ -118,13 +122,37 @@ def loss_statistics(terms: TokenTerms, *, loss: Tensor, num_sequences: int) -> L
 
 
 def combined(parts: Iterable[LossStatistics]) -> LossStatistics:
-    """The statistics of all parts (at least one) together: micro-batches of a rank, then ranks."""
-    parts = tuple(parts)
-    return LossStatistics(
-        sums=torch.stack([part.sums for part in parts]).sum(0),
-        minima=torch.stack([part.minima for part in parts]).amin(0),
-        maxima=torch.stack([part.maxima for part in parts]).amax(0),
+    """The statistics of all parts together: micro-batches of a rank, then ranks. Of none, those of no token."""
+    nothing = LossStatistics(
+        sums=torch.zeros(len(SUM_NAMES), dtype=torch.float64),
+        minima=torch.full((len(EXTREME_NAMES),), math.inf, dtype=torch.float64),
+        maxima=torch.full((len(EXTREME_NAMES),), -math.inf, dtype=torch.float64),
     )
+    all_parts = [part.cpu() for part in parts] + [nothing]
+    return LossStatistics(
+        sums=torch.stack([part.sums for part in all_parts]).sum(0),
+        minima=torch.stack([part.minima for part in all_parts]).amin(0),
+        maxima=torch.stack([part.maxima for part in all_parts]).amax(0),
+    )
+
+
+def loss_values(statistics: LossStatistics) -> dict[str, float]:
+    """The metrics of one optimizer step, without prefix; where nothing was trained, only those that are defined."""
+    sums = dict(zip(SUM_NAMES, statistics.sums.tolist(), strict=True))
+    num_tokens, num_sequences = sums["num_tokens"], sums["num_sequences"]
+    values = {"loss": sums["loss"], "global_valid_toks": num_tokens, "global_valid_seqs": num_sequences}
+    if not num_tokens:
+        return values
+    values |= {name: sums[name] / num_tokens for name in TOKEN_MEANS}
+    values["mean_seq_mult_prob_error"] = sums["seq_mult_prob_error"] / num_sequences
+    if sums["out_of_range_candidates"]:
+        values["is_oob_ratio"] = sums["out_of_range"] / sums["out_of_range_candidates"]
+    for name, low, high in zip(EXTREME_NAMES, statistics.minima.tolist(), statistics.maxima.tolist(), strict=True):
+        if name == "seq_mult_prob_error":
+            values |= {f"min_{name}": low, f"max_{name}": high}
+        else:
+            values |= {f"{name}_min": low, f"{name}_max": high}
+    return values
 
 
 def sequence_means(values_T: Tensor, sequence_T: Tensor, num_sequences: int) -> Tensor:
