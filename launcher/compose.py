@@ -81,7 +81,7 @@ class Composer:
         place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), "conf/config.yaml")
         try:
             found = self.loader.compute_defaults_list(_GROUPS, overrides, RunMode.RUN).defaults
-        except HydraException as error:
+        except (HydraException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
             fix = "fix the `defaults` list of the recipe or group that it names"
             message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
             raise LauncherError([_problem(place, message, fix)]) from None

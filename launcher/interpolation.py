@@ -95,10 +95,10 @@ def _watched_environment() -> Iterator[list[str]]:
 
 
 def _failure(path: KeyPath, raw: str, error: Exception) -> Problem:
-    if isinstance(error, RecursionError):
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, RecursionError) or "Recursive interpolation" in reason:
         message, fix = f"{raw} leads back to itself", "break the cycle: give one of the values"
     else:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if "Environment variable" in reason:
             fix = "set the variable, or give a default: ${oc.env:NAME,default}"
         else:

@@ -186,6 +186,8 @@ def _type_fix(given: Any) -> str:
 def _place_of(path: KeyPath) -> str:
     """Where an unknown key may have been meant to go."""
     known = key_paths()
+    if "." in path[-1] and dotted(path) in known:
+        return f"nest it: {path[-1].replace('.', ': {')}: ..." + "}" * path[-1].count(".")
     siblings = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == dotted(path[:-1])]
     prefix = f"{dotted(path[:-1])}." if path[1:] else ""
     near = did_you_mean(path[-1], siblings, otherwise="", prefix=prefix)

@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> YamlFile:
     tree = _load(text, path)
     if tree is None:
         tree = {}
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict) or (tree and not lines):  # OmegaConf reads text as a key without value
         raise LauncherError([_problem(f"{path}:1", f"holds {_kind(tree)} where a mapping of keys belongs",
                                       "write `key: value` lines")])  # fmt: skip
     return YamlFile(path=path, tree=tree, lines=lines)
@@ -93,6 +93,7 @@ def key_lines(text: str, *, path: Path) -> dict[KeyPath, int]:
                 continue
             if not isinstance(event, (yaml.NodeEvent,)):
                 continue
+            assert event.start_mark is not None, "parsers set marks"
             line = event.start_mark.line + 1
             if stack and stack[-1].expects_key:
                 stack[-1].take_key(event, line, lines, path)
@@ -108,18 +109,25 @@ def key_lines(text: str, *, path: Path) -> dict[KeyPath, int]:
             elif stack:
                 stack[-1].value_done()
     except yaml.YAMLError as error:
-        raise LauncherError([syntax_problem(error, path)]) from None
+        raise LauncherError([syntax_problem(error, path, text=text)]) from None
     return lines
 
 
-def syntax_problem(error: yaml.YAMLError, path: Path) -> Problem:
-    """What a YAML parser complains about, with its place."""
+def syntax_problem(error: yaml.YAMLError, path: Path, *, text: str = "") -> Problem:
+    """What a YAML parser complains about, with its place.
+
+    Args:
+        error: what it raised.
+        path: the file.
+        text: the file's text, to tell a tab, which parsers describe as any odd character.
+    """
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        message = " ".join(part for part in (error.context, error.problem) if part)
-        if "\\t" in message:
+        lines = text.splitlines()
+        if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
             return _problem(place, "a tab is used for indentation", "indent with spaces")
+        message = " ".join(part for part in (error.context, error.problem) if part)
         return _problem(place, f"is not valid YAML: {message}", "fix the syntax; a missing space after ':' is common")
     return _problem(str(path), f"is not valid YAML: {error}", "remove the character it names")
 
