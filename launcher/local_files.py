@@ -28,6 +28,8 @@ class Listing:
     """POSIX path relative to the root -> bytes."""
     problems: tuple[Problem, ...]
     """Links, special files, unusable names, too many files."""
+    is_complete: bool = True
+    """False when there were too many files to list."""
 
 
 def scan_tree(root: Path, *, refuse_hard_links: bool = False) -> Listing:
@@ -66,7 +68,7 @@ def scan_tree(root: Path, *, refuse_hard_links: bool = False) -> Listing:
             problems.append(
                 _problem(str(root), message, "remove what does not belong to it (caches, virtual environments)")
             )
-            break
+            return Listing(files=files, problems=tuple(problems), is_complete=False)
     return Listing(files=dict(sorted(files.items())), problems=tuple(problems))
 
 

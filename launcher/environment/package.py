@@ -74,6 +74,8 @@ def inspect_package(
         prove: also let uv resolve both installs, which takes about half a second.
     """
     try:
+        if not source.listing.is_complete:
+            raise LauncherError(())  # its problems say why; rules about what is missing would mislead
         package, merged, problems = _load(source)
     except LauncherError as error:
         return Inspection(package=None, problems=_sorted([*error.problems, *source.listing.problems]), network="")
