@@ -3,6 +3,7 @@
 Everything here runs in the checkout's own Python, because a cluster and its driver need the same Ray.
 """
 
+import asyncio
 import json
 import secrets
 import shutil
@@ -10,15 +11,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.schema.problems import LauncherError, Problem, RunFailed
 from rl.nemo_rl.checkout import Checkout
 from rl.nemo_rl.outcome import plain_lines
-from rl.nemo_rl.processes import running
+from rl.nemo_rl.processes import ended, running
 
 PROBE_TIMEOUT_S = 180.0
 START_TIMEOUT_S = 180.0
@@ -44,8 +45,10 @@ class Node:
     num_gpus: int
 
 
-@contextmanager
-def started_cluster(checkout: Checkout, uv: Path, *, environment: Mapping[str, str], output: Path) -> Iterator[str]:
+@asynccontextmanager
+async def started_cluster(
+    checkout: Checkout, uv: Path, *, environment: Mapping[str, str], output: Path
+) -> AsyncIterator[str]:
     """A Ray head on this machine's loopback while the block runs.
 
     Args:
@@ -69,8 +72,8 @@ def started_cluster(checkout: Checkout, uv: Path, *, environment: Mapping[str, s
         "--include-dashboard=false", "--disable-usage-stats",
     )  # fmt: skip
     try:
-        with running(command, environment=environment, folder=checkout.root, output=output) as head:
-            _wait_for_port(address, head, output)
+        async with running(command, environment=environment, folder=checkout.root, output=output) as head:
+            await _wait_for_port(address, head, output)
             yield address
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -81,32 +84,35 @@ def cluster_secret() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def cluster_nodes(checkout: Checkout, uv: Path, address: str, *, environment: Mapping[str, str]) -> list[Node]:
+async def cluster_nodes(
+    checkout: Checkout, uv: Path, address: str, *, environment: Mapping[str, str], output: Path
+) -> list[Node]:
     """The machines of a cluster.
+
+    Args:
+        checkout: whose Ray asks.
+        uv: the uv program.
+        address: HOST:PORT.
+        environment: variables of the process that asks.
+        output: file for what it prints.
 
     Raises:
         LauncherError: no cluster answers at that address.
     """
-    command = checkout.command(uv, "-c", _PROBE, address)
     try:
         _connect(address)  # Ray itself would try for minutes
-        done = subprocess.run(
-            command, env=dict(environment), cwd=checkout.root, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
-        answer = next((line for line in done.stdout.splitlines() if line.startswith("NODES ")), None)
-        if answer is not None:
-            return [
-                Node(name=node["name"], num_gpus=node["gpus"]) for node in json.loads(answer.removeprefix("NODES "))
-            ]
-        said = next(iter(reversed(plain_lines(done.stderr))), "")
-    except subprocess.TimeoutExpired:
-        said = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
     except (OSError, ValueError) as error:
-        said = str(error)
-    message = f"the Ray cluster at {address} cannot be joined: {said or 'it said nothing'}"
-    fix = "start Ray from the NeMo RL checkout on every node (ray start), and set cluster.address=HOST:PORT of its head"
-    raise LauncherError([Problem(code="ray-cluster", path="cluster.address", message=message, fix=fix)])
+        raise _cannot_join(address, str(error)) from None
+    start = output.stat().st_size if output.exists() else 0
+    command = checkout.command(uv, "-c", _PROBE, address)
+    async with running(command, environment=environment, folder=checkout.root, output=output) as probe:
+        status = await ended(probe, timeout_s=PROBE_TIMEOUT_S)
+    lines = plain_lines(output.read_bytes()[start:].decode(errors="replace"))
+    answer = next((line for line in lines if line.startswith("NODES ")), None)
+    if answer is None:
+        late = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        raise _cannot_join(address, late if status is None else next(iter(reversed(lines)), "it said nothing"))
+    return [Node(name=node["name"], num_gpus=node["gpus"]) for node in json.loads(answer.removeprefix("NODES "))]
 
 
 def too_few_gpus(nodes: Sequence[Node], *, num_nodes: int, num_gpus_per_node: int) -> Problem | None:
@@ -120,6 +126,12 @@ def too_few_gpus(nodes: Sequence[Node], *, num_nodes: int, num_gpus_per_node: in
         message=f"{num_nodes} nodes with {num_gpus_per_node} GPUs are asked for; GPUs of the cluster's nodes: {has}",
         fix="lower training.parallelism.num_nodes or num_gpus_per_node, or add nodes to the cluster",
     )
+
+
+def _cannot_join(address: str, why: str) -> LauncherError:
+    message = f"the Ray cluster at {address} cannot be joined: {why}"
+    fix = "start Ray from the NeMo RL checkout on every node (ray start), and set cluster.address=HOST:PORT of its head"
+    return LauncherError([Problem(code="ray-cluster", path="cluster.address", message=message, fix=fix)])
 
 
 def _free_port() -> int:
@@ -140,7 +152,7 @@ def _connect(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=5.0).close()
 
 
-def _wait_for_port(address: str, head: subprocess.Popen[bytes], output: Path) -> None:
+async def _wait_for_port(address: str, head: subprocess.Popen[bytes], output: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if head.poll() is not None:
@@ -150,5 +162,5 @@ def _wait_for_port(address: str, head: subprocess.Popen[bytes], output: Path) ->
             _connect(address)
             return
         except OSError:
-            time.sleep(0.2)
+            await asyncio.sleep(0.2)
     raise RunFailed(f"Ray did not start within {START_TIMEOUT_S:.0f} s; its output is in {output}")

@@ -5,12 +5,13 @@ checkout -> its Python environment -> Ray cluster (joined or started) -> enough 
 -> the best checkpoint -> export/
 """
 
+import asyncio
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from rl.nemo_rl.config import RunFiles, master_config
 from rl.nemo_rl.metrics import EventFiles, StepMetrics
 from rl.nemo_rl.omegaconf_yaml import to_yaml
 from rl.nemo_rl.outcome import failure_cause, nothing_trained, plain_lines
-from rl.nemo_rl.processes import child_environment, running
+from rl.nemo_rl.processes import child_environment, ended, running
 
 INSTALL_TIMEOUT_S = 2 * 3600.0
 """Bound on making the checkout's environment, which compiles CUDA extensions the first time."""
@@ -50,7 +51,7 @@ class Finished:
     export: Path
 
 
-def train_on_nemo_rl(
+async def train_on_nemo_rl(
     job: JobConfig,
     plan: RunPlan,
     files: RunFiles,
@@ -62,7 +63,7 @@ def train_on_nemo_rl(
     on_step: Callable[[Mapping[str, float]], None] = lambda _: None,
     silence_limit_s: float = SILENCE_LIMIT_S,
 ) -> Finished:
-    """Run a job to its end. Whatever was started here is gone when this returns, raises or is interrupted.
+    """Run a job to its end. Whatever was started here is gone when this returns, raises or is cancelled.
 
     Args:
         job: a job that ``launcher.rules`` accepts for ``engine=nemo_rl``.
@@ -86,13 +87,13 @@ def train_on_nemo_rl(
         "changed_files": checkout.changed_files,
     })  # fmt: skip
     log = run.logs / "nemo_rl.log"
-    _prepare_environment(checkout, uv, log, on_progress)
-    with _cluster(job, checkout, uv, run.logs / "ray.log", on_progress) as (address, secret):
+    await _prepare_environment(checkout, uv, log, on_progress)
+    async with _cluster(job, checkout, uv, run.logs / "ray.log", on_progress) as (address, secret):
         environment = child_environment(secret | {"RAY_ADDRESS": address} | package_environment(package))
         command = checkout.command(uv, str(SCRIPT), "--config", str(run.path / "nemo_rl.yaml"))
         on_progress("NeMo RL is starting")
-        with running(command, environment=environment, folder=checkout.root, output=log) as process:
-            _follow(process, log, run, on_step, silence_limit_s)
+        async with running(command, environment=environment, folder=checkout.root, output=log) as process:
+            await _follow(process, log, run, on_step, silence_limit_s)
     if process.returncode != 0:
         cause = failure_cause(plain_lines(_tail(log)), exit_status=process.returncode)
         raise RunFailed(f"{cause}. Its output: {log}")
@@ -103,7 +104,7 @@ def train_on_nemo_rl(
             + f". Its output: {log}"
         )
     on_progress(f"exporting step {checkpoint.step}")
-    export_checkpoint(checkpoint, run.export, base_model=files.model, dtype=job.model.dtype)
+    await asyncio.to_thread(export_checkpoint, checkpoint, run.export, base_model=files.model, dtype=job.model.dtype)
     return Finished(num_steps=checkpoint.newest_step, checkpoint=checkpoint, export=run.export)
 
 
@@ -131,30 +132,28 @@ def find_uv() -> Path:
     return Path(found)
 
 
-def _prepare_environment(checkout: Checkout, uv: Path, log: Path, on_progress: Callable[[str], None]) -> None:
+async def _prepare_environment(checkout: Checkout, uv: Path, log: Path, on_progress: Callable[[str], None]) -> None:
     """Make the checkout's environment now, without a cluster waiting for it; no work when it is there."""
     on_progress(f"preparing the Python environment of NeMo RL {checkout.version}")
-    deadline = time.monotonic() + INSTALL_TIMEOUT_S
     command = checkout.command(uv, "-c", "import ray")
-    with running(command, environment=child_environment({}), folder=checkout.root, output=log) as process:
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                raise RunFailed(f"the environment of {checkout.root} was not ready after {INSTALL_TIMEOUT_S:.0f} s")
-            time.sleep(0.1)
-    if process.returncode != 0:
-        cause = failure_cause(plain_lines(_tail(log)), exit_status=process.returncode)
+    async with running(command, environment=child_environment({}), folder=checkout.root, output=log) as process:
+        status = await ended(process, timeout_s=INSTALL_TIMEOUT_S)
+    if status is None:
+        raise RunFailed(f"the environment of {checkout.root} was not ready after {INSTALL_TIMEOUT_S:.0f} s")
+    if status != 0:
+        cause = failure_cause(plain_lines(_tail(log)), exit_status=status)
         raise RunFailed(f"the environment of {checkout.root} cannot be made: {cause}. Its output: {log}")
 
 
-@contextmanager
-def _cluster(
+@asynccontextmanager
+async def _cluster(
     job: JobConfig, checkout: Checkout, uv: Path, output: Path, on_progress: Callable[[str], None]
-) -> Iterator[tuple[str, dict[str, str]]]:
+) -> AsyncIterator[tuple[str, dict[str, str]]]:
     """Address of a cluster with enough GPUs, and the secret that opens it when it is ours."""
     layout = job.training.parallelism
     if job.cluster.address is not None:
         on_progress(f"joining the Ray cluster at {job.cluster.address}")
-        _require_gpus(job, checkout, uv, job.cluster.address, {})
+        await _require_gpus(job, checkout, uv, job.cluster.address, {}, output)
         yield job.cluster.address, {}
         return
     if layout.num_nodes > 1:
@@ -163,20 +162,23 @@ def _cluster(
         raise LauncherError([Problem(code="ray-cluster", path="cluster.address", message=message, fix=fix)])
     secret = cluster_secret()
     on_progress("starting Ray on this machine")
-    with started_cluster(checkout, uv, environment=child_environment(secret), output=output) as address:
-        _require_gpus(job, checkout, uv, address, secret)
+    async with started_cluster(checkout, uv, environment=child_environment(secret), output=output) as address:
+        await _require_gpus(job, checkout, uv, address, secret, output)
         yield address, secret
 
 
-def _require_gpus(job: JobConfig, checkout: Checkout, uv: Path, address: str, secret: Mapping[str, str]) -> None:
+async def _require_gpus(
+    job: JobConfig, checkout: Checkout, uv: Path, address: str, secret: Mapping[str, str], output: Path
+) -> None:
     layout = job.training.parallelism
-    nodes = cluster_nodes(checkout, uv, address, environment=child_environment(secret))
+    environment = child_environment(secret)
+    nodes = await cluster_nodes(checkout, uv, address, environment=environment, output=output)
     problem = too_few_gpus(nodes, num_nodes=layout.num_nodes, num_gpus_per_node=layout.num_gpus_per_node)
     if problem is not None:
         raise LauncherError([problem])
 
 
-def _follow(
+async def _follow(
     process: subprocess.Popen[bytes],
     log: Path,
     run: RunDirectory,
@@ -193,7 +195,7 @@ def _follow(
             on_step(step)
 
     while process.poll() is None:
-        time.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_S)
         report(metrics.add(events.read()))
         if log.stat().st_size != size:
             size, heard = log.stat().st_size, time.monotonic()

@@ -1,20 +1,23 @@
 """Processes of the checkout's environment: started in a session of their own, written to a file, ended for certain."""
 
+import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+_POLL_S = 0.1
 _GRACE_S = 15.0
 """Between asking a process to end and ending it."""
 
 
-@contextmanager
-def running(
+@asynccontextmanager
+async def running(
     command: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Run ``command`` with both its outputs appended to ``output``; afterwards nothing of its session is left.
 
     Args:
@@ -36,18 +39,27 @@ def running(
     try:
         yield process
     finally:
-        _end_session(process)
+        await _end_session(process)
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
+async def ended(process: subprocess.Popen[bytes], *, timeout_s: float) -> int | None:
+    """The exit status of a process, or None when it still runs after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+    return process.poll()
+
+
+async def _end_session(process: subprocess.Popen[bytes]) -> None:
     """Ask the leader, which ends its own children in good order (Ray needs 3 s), then end whatever is left."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            process.terminate()
+            await ended(process, timeout_s=_GRACE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A checked job on NeMo RL, into its run directory: what ``grpo train engine=nemo_rl`` does after the check."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Literal
@@ -8,7 +9,7 @@ from launcher.run_directory import RunDirectory
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, RunFailed
-from rl.display import Display
+from rl.display import Display, open_display
 from rl.nemo_rl.checkout import open_checkout
 from rl.nemo_rl.inputs import run_files
 from rl.nemo_rl.launch import Finished, train_on_nemo_rl
@@ -16,14 +17,14 @@ from rl.nemo_rl.launch import Finished, train_on_nemo_rl
 Status = Literal["running", "completed", "failed", "cancelled"]
 
 
-def train(job: JobConfig, plan: RunPlan, run: RunDirectory, display: Display) -> Finished:
-    """Train a checked job; ``status.json`` follows it, and ``display`` shows a line per step.
+async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> Finished:
+    """Train a checked job; ``status.json`` follows it, and a line per step goes to stderr.
 
     Raises:
         LauncherError: the checkout, the cluster or a file is not what the job needs.
         RunFailed: with the cause.
-        KeyboardInterrupt: after everything that was started has ended.
     """
+    display = open_display()
     progress = _Progress(run, plan, display)
     try:
         with display.phase("NeMo RL") as say:
@@ -36,16 +37,18 @@ def train(job: JobConfig, plan: RunPlan, run: RunDirectory, display: Display) ->
             for warning in warnings:
                 display.line(f"warning: {warning.message}. {warning.fix}", style="yellow")
             files, package = run_files(job, output=run.path, on_progress=doing)
-            finished = train_on_nemo_rl(
+            finished = await train_on_nemo_rl(
                 job, plan, files, checkout=checkout, package=package, run=run, on_progress=doing,
                 on_step=progress.step,
             )  # fmt: skip
     except (LauncherError, RunFailed) as error:
         progress.ended("failed", error=str(error))
         raise
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:
         progress.ended("cancelled")
         raise
+    finally:
+        display.close()
     progress.ended("completed")
     return finished
 

@@ -1,18 +1,21 @@
 """A checkout that stands in for NeMo RL's, and a Ray cluster that claims to have GPUs."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rl.nemo_rl.launch import find_uv
-from rl.nemo_rl.processes import child_environment, running
+from rl.nemo_rl.processes import child_environment
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
@@ -66,13 +69,40 @@ def gpu_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--port={port}", "--num-cpus=2", "--num-gpus=2", f"--temp-dir={temporary}", "--include-dashboard=false",
         "--disable-usage-stats", "--object-store-memory=100000000",
     ]  # fmt: skip
-    output = tmp_path_factory.mktemp("ray") / "ray.log"
+    log = tmp_path_factory.mktemp("ray") / "ray.log"
     environment = child_environment({"RAY_AUTH_MODE": "disabled"})
-    with running(command, environment=environment, folder=output.parent, output=output) as head:
-        deadline = time.monotonic() + 60
-        while "Ray runtime started" not in output.read_text():
-            assert head.poll() is None, output.read_text()
-            assert time.monotonic() < deadline, output.read_text()
+    with log.open("wb") as sink:
+        head = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while "Ray runtime started" not in log.read_text():
+            assert head.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         yield f"127.0.0.1:{port}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    finally:
+        head.terminate()
+        try:
+            head.wait(20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(head.pid, signal.SIGKILL)
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def processes_with() -> Callable[[str], list[str]]:
+    """Command lines of live processes that contain a text."""
+
+    def find(text: str) -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in command and int(folder.name) != os.getpid():
+                found.append(command)
+        return found
+
+    return find

@@ -1,9 +1,9 @@
 """Runs of the stand-in checkout: each way to end is told as what it is."""
 
+import asyncio
 import json
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -38,11 +38,11 @@ def launch(
     package = run.path.parent / "package"
     (package / "wheels").mkdir(parents=True, exist_ok=True)
     plan = compile_plan(one, num_training_rows=10, num_validation_rows=4)
-    finished = train_on_nemo_rl(
+    training = train_on_nemo_rl(
         one, plan, files, checkout=open_checkout(str(checkout))[0], package=package, run=run,
         on_step=steps.append, silence_limit_s=silence_limit_s,
     )  # fmt: skip
-    return finished, steps
+    return asyncio.run(training), steps
 
 
 @pytest.fixture
@@ -92,7 +92,11 @@ def test_a_run_that_fails(
 
 
 def test_a_run_that_hangs_is_ended(
-    pristine_checkout: Path, gpu_cluster: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    pristine_checkout: Path,
+    gpu_cluster: str,
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    processes_with: Callable[[str], list[str]],
 ):
     monkeypatch.setenv("STAND_IN", "hang")
     started = time.monotonic()
@@ -130,7 +134,10 @@ def test_several_nodes_need_a_cluster(pristine_checkout: Path, run: RunDirectory
 
 
 def test_a_cluster_of_this_machine_is_started_and_gone_afterwards(
-    pristine_checkout: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    pristine_checkout: Path,
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    processes_with: Callable[[str], list[str]],
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(LauncherError, match=r"GPUs of the cluster's nodes: \S+ 0"):
@@ -141,16 +148,3 @@ def test_a_cluster_of_this_machine_is_started_and_gone_afterwards(
 
 def test_a_package_without_wheels_may_use_an_index(tmp_path: Path):
     assert package_environment(tmp_path) == {"NEMO_GYM_EXTRA_ROOTS": str(tmp_path)}
-
-
-def processes_with(text: str) -> list[str]:
-    """Command lines of live processes that contain ``text``."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in command and int(folder.name) != os.getpid():
-            found.append(command)
-    return found
