@@ -21,7 +21,7 @@ from launcher.compose import APP, Composer
 from launcher.origins import dotted, leaves
 from launcher.overrides import REFERENCE_GROUPS
 from launcher.schema.problems import LauncherError, Problem
-from launcher.validation import defaults
+from launcher.validation import defaults, required_keys
 
 VERSION_BASE = "1.3"
 
@@ -46,7 +46,7 @@ def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
         LauncherError: for those that Hydra's grammar cannot read.
     """
     parser = OverridesParser.create(config_loader=composer.loader)
-    known = {dotted(path) for path, _ in leaves(defaults())}
+    known = {dotted(path) for path, _ in leaves(defaults())} | set(map(dotted, required_keys()))
     translated: list[str] = []
     resets: list[str] = []
     problems: list[Problem] = []

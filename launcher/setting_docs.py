@@ -1,5 +1,6 @@
 """What every setting means, told from the schema: for ``grpo explain``, completion and the reference in docs/."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ class Setting:
     is_section: bool
 
 
+@functools.cache
 def settings() -> dict[str, Setting]:
     """Every section and leaf of the schema by its dotted key, in the schema's order."""
     schema = JobConfig.model_json_schema()
@@ -53,7 +55,7 @@ def _settings(node: Mapping[str, Any], definitions: Mapping[str, Any], *, prefix
             choices=choices,
             default=None if section else field.get("default"),
             required=name in required,
-            meaning=" ".join(field.get("description", "").split()),
+            meaning=" ".join((field.get("description") or (section or {}).get("description", "")).split()),
             is_section=section is not None,
         )
         if section is not None:

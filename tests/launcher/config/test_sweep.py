@@ -1,0 +1,176 @@
+"""Sweeps: Hydra's sweepers over our trials, every trial of a grid checked before the first starts."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.checking import Checked, Checker
+from launcher.commands.arguments import add_hydra_arguments, add_job_arguments
+from launcher.commands.hydra_flags import hydra_flags_given, run_hydra_flags
+from launcher.hydra_app import hydra_arguments
+from launcher.schema.problems import LauncherError, RunFailed
+from launcher.sweep import TrialResult, expand_grid, run_sweep, trial_problems, trial_table
+
+Project = Callable[[dict[str, str]], Path]
+
+
+def run_trial(checked: Checked, directory: Path) -> TrialResult:
+    """Stands for a run whose reward is half the temperature, and which breaks at seed 13."""
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text(checked.resolved.to_yaml())
+    training = checked.resolved.job.training
+    if training.seed == 13:
+        raise RunFailed("a server died")
+    return TrialResult(status="completed", num_steps=1, reward_before=0.25, reward_after=training.temperature / 2)
+
+
+def test_a_grid_runs_every_trial_in_a_directory_of_its_own(project: Project) -> None:
+    root = project({})
+    trials = run_sweep(["recipe=demo", "training.temperature=0.5,1.0", "training.learning_rate=1e-5,2e-5",
+                        "training.max_steps=1", "hydra.sweep.dir=here"], run_trial=run_trial)  # fmt: skip
+    assert [trial.directory for trial in trials] == [root / "here" / str(n) for n in range(4)]
+    assert all((trial.directory / "config.yaml").is_file() for trial in trials)
+    assert trial_table(trials).splitlines() == [
+        "trial  overrides                                              steps  reward before  reward after  status",
+        "0      training.temperature=0.5 training.learning_rate=1e-05  1      0.250          0.250         completed",
+        "1      training.temperature=0.5 training.learning_rate=2e-05  1      0.250          0.250         completed",
+        "2      training.temperature=1.0 training.learning_rate=1e-05  1      0.250          0.500         completed",
+        "3      training.temperature=1.0 training.learning_rate=2e-05  1      0.250          0.500         completed",
+    ]
+
+
+def test_one_wrong_trial_of_a_grid_and_nothing_starts(project: Project) -> None:
+    root = project({})
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demo", "training.batch_size=64,48,30", "backend=dtensor"], run_trial=run_trial)
+    assert [(p.code, p.path) for p in raised.value.problems] == [("R08", "training.batch_size"),
+                                                                  ("R10", "training.batch_size")]  # fmt: skip
+    assert "(trial 2: training.batch_size=30)" in raised.value.problems[0].message
+    assert list(root.iterdir()) == []
+
+
+def test_a_problem_of_all_trials_is_reported_once(project: Project) -> None:
+    project({})
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demo", "training.seed=1,2,3", "training.max_new_tokens=512"], run_trial=run_trial)
+    assert ["trial" in p.message for p in raised.value.problems] == [False]
+
+
+def test_a_failed_trial_does_not_end_a_grid(project: Project) -> None:
+    project({})
+    trials = run_sweep(["recipe=demo", "training.seed=12,13,14"], run_trial=run_trial)
+    assert [trial.result.status for trial in trials] == ["completed", "failed", "completed"]
+    assert "failed: a server died" in trial_table(trials)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "values"),
+    [
+        ("training.seed=range(1,4)", ["training.seed=1", "training.seed=2", "training.seed=3"]),
+        ("training.seed=choice(1,5)", ["training.seed=1", "training.seed=5"]),
+        ("lora=glob(r*)", ["lora=r16", "lora=r64", "lora=r8"]),
+        ("training.lora.rank=4,8", ["++training.lora.rank=4", "++training.lora.rank=8"]),
+        ("model=hf://a/b,hf://c/d", [r"model.name=hf\://a/b", r"model.name=hf\://c/d"]),
+    ],
+)
+def test_hydras_ways_to_give_several_values(sweep: str, values: list[str]) -> None:
+    checker = Checker()
+    trials = expand_grid(hydra_arguments(["recipe=demo", sweep], checker.composer), {}, checker)
+    assert trials == [["recipe=demo", value] for value in values]
+
+
+def test_a_recipe_can_name_the_sweep(project: Project) -> None:
+    project({"recipes/mine.yaml": "# @package _global_\ndefaults:\n  - demo\n  - _self_\n"
+             "hydra:\n  sweeper:\n    params:\n      training.temperature: 0.5,1.0\n"})  # fmt: skip
+    assert len(run_sweep(["recipe=mine"], run_trial=run_trial)) == 2
+
+
+def test_a_used_directory_is_refused(project: Project) -> None:
+    project({"here/file": ""})
+    with pytest.raises(LauncherError, match="not empty"):
+        run_sweep(["recipe=demo", "training.seed=1,2", "hydra.sweep.dir=here"], run_trial=run_trial)
+
+
+def test_an_open_range_needs_an_adaptive_sweeper(project: Project) -> None:
+    project({})
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demo", "training.temperature=interval(0.5,1)"], run_trial=run_trial)
+    assert "hydra/sweeper=optuna" in raised.value.problems[0].fix
+
+
+@pytest.mark.filterwarnings("ignore")  # of the sweeper's own dependencies
+def test_optuna_maximises_the_validation_reward_and_takes_a_refused_trial_for_a_failed_one(project: Project) -> None:
+    root = project({})
+    trials = run_sweep(["recipe=demo", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweep.dir=here",
+                        "hydra.sweeper.sampler.seed=1", "training.temperature=interval(0.5,1)",
+                        "training.batch_size=choice(64,30)"], run_trial=run_trial)  # fmt: skip
+    assert {trial.result.status for trial in trials} == {"completed", "refused"}
+    best = max(trial.result.reward_after or 0.0 for trial in trials)
+    assert f"best_value: {best}" in (root / "here" / "optimization_results.yaml").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_optuna_with_nothing_but_refused_trials_ends_with_the_table(project: Project) -> None:
+    project({})
+    trials = run_sweep(["recipe=demo", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2",
+                        "training.batch_size=choice(30,31)"], run_trial=run_trial)  # fmt: skip
+    assert [trial.result.status for trial in trials] == ["refused", "refused"]
+
+
+def test_an_unknown_recipe_of_a_sweep_gets_our_own_report(project: Project) -> None:
+    project({})
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demmo", "training.seed=1,2"], run_trial=run_trial)
+    assert [p.fix for p in raised.value.problems] == ["did you mean demo?"]
+
+
+def test_a_sweep_over_a_job_json(project: Project, tmp_path: Path) -> None:
+    file = project({}) / "job.json"
+    file.write_text(json.dumps({"training": {"type": "grpo", "top_k": 50}}))
+    trials = run_sweep(["recipe=demo", "training.seed=1,2"], run_trial=run_trial, job_json=file)
+    assert all("top_k: 50" in (trial.directory / "config.yaml").read_text() for trial in trials)
+
+
+def flags(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_job_arguments(parser)
+    add_hydra_arguments(parser)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+def test_cfg_prints_what_hydra_composes(capsys: pytest.CaptureFixture[str]) -> None:
+    options = flags("recipe=demo", "training.seed=5", "--cfg", "job", "--package", "training")
+    assert hydra_flags_given(options)
+    assert run_hydra_flags(options, run_trial) == 0
+    shown = capsys.readouterr().out
+    assert "policy_backend: dtensor" in shown
+    assert "seed: 5" in shown
+    assert "temperature: 1.0" in shown, "defaults of the schema are part of it"
+
+
+def test_info_prints_the_defaults_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_hydra_flags(flags("recipe=demo", "--info", "defaults"), run_trial) == 0
+    said = capsys.readouterr()
+    assert "recipe/demo" in said.out + said.err
+
+
+def test_the_table_of_a_sweep_is_printed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project({})
+    assert run_hydra_flags(flags("-m", "recipe=demo", "training.seed=12,13"), run_trial) == 3
+    assert "failed: a server died" in capsys.readouterr().out
+    assert run_hydra_flags(flags("-m", "recipe=demo", "training.seed=1", "--json", "hydra.sweep.dir=b"), run_trial) == 0
+    assert json.loads(capsys.readouterr().out)[0]["result"]["reward_after"] == 0.5
+
+
+def test_plain_runs_are_none_of_hydras_business() -> None:
+    assert not hydra_flags_given(flags("recipe=demo"))
+
+
+def test_trial_problems_of_a_hundred_trials_share_files_and_compositions() -> None:
+    checker = Checker()
+    trials = [["recipe=demo", f"training.seed={n}"] for n in range(100)]
+    assert trial_problems(trials, checker) == []
