@@ -62,8 +62,10 @@ class GymClient:
             LauncherError: a row names an agent that the environment does not have.
             RunFailed: from ``watch``.
         """
+        if not requests:
+            return
         self._check_agents(requests)
-        finished: asyncio.Queue[Rollout | Exception] = asyncio.Queue()
+        finished: asyncio.Queue[Rollout | BaseException] = asyncio.Queue()
         waiting = iter(requests)
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -75,12 +77,22 @@ class GymClient:
                 for request in waiting:
                     finished.put_nowait(await self._rollout(session, request, timeout_s, policy_version))
 
-            jobs = [self._watch, *[work] * min(max_in_flight, len(requests))]
-            tasks = [asyncio.create_task(_reporting(job, finished)) for job in jobs]
+            async def watch() -> None:
+                await self._watch()
+
+            def hand_over_failure(task: asyncio.Task[None]) -> None:
+                """To the consumer, which would otherwise wait for ever."""
+                if not task.cancelled() and (error := task.exception()):
+                    finished.put_nowait(error)
+
+            workers = [work() for _ in range(min(max_in_flight, len(requests)))]
+            tasks = [asyncio.create_task(job) for job in (watch(), *workers)]
+            for task in tasks:
+                task.add_done_callback(hand_over_failure)
             try:
                 for _ in requests:
                     rollout = await finished.get()
-                    if isinstance(rollout, Exception):
+                    if isinstance(rollout, BaseException):
                         raise rollout
                     yield rollout
             finally:
@@ -134,11 +146,3 @@ class GymClient:
                 )
                 for name, row in unknown.items()
             )  # fmt: skip
-
-
-async def _reporting(job: Callable[[], Awaitable[None]], finished: asyncio.Queue[Rollout | Exception]) -> None:
-    """Hand what ``job`` raises to the consumer, which would otherwise wait for ever."""
-    try:
-        await job()
-    except Exception as error:  # noqa: BLE001 (raised again by the consumer)
-        finished.put_nowait(error)

@@ -75,7 +75,8 @@ def main(report_descriptor: int) -> None:
         config = parsed_config(wish["config"])
         package = Path(wish["package"])
         plans = planned_servers(config, package)
-        report(reports, event="servers", servers=[asdict(plan) for plan in plans])
+        entries = entry_servers(config, plans)
+        report(reports, event="servers", servers=[asdict(plan) for plan in plans], entries=entries)
         if (environments := wishes.get()) is None:
             return
         check_ports(plans, head_port=config.head_server.port)
@@ -154,6 +155,20 @@ def planned_servers(config: Any, package: Path) -> list[Plan]:
                         host=settings["host"], port=settings["port"],
                     ))  # fmt: skip
     return plans
+
+
+def entry_servers(config: Any, plans: list[Plan]) -> dict[str, str]:
+    """Agent -> the server its rows are posted to: itself, or since Gym 0.7 the environment server in front of it."""
+    from nemo_gym import global_config
+
+    entries = {plan.name: plan.name for plan in plans if plan.key.startswith("responses_api_agents/")}
+    for plan in plans:
+        if plan.key.startswith("environment_servers/"):
+            agent = global_config.environment_server_attributed_agent(
+                global_config.get_first_server_config_dict(config, plan.name)
+            )
+            entries |= {agent: plan.name} if agent else {}
+    return entries
 
 
 def server_folder(package: Path, gym: Path, key: str, entrypoint: str) -> tuple[Path, bool]:

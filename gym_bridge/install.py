@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 import re
-import sys
 import tomllib
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from gym_bridge.once import OnProgress, made_once
 from gym_bridge.session import kill_session
 from gym_bridge.variables import install_variables
-from gym_bridge.versions import GymVersion
+from gym_bridge.versions import GymVersion, python_for
 from launcher.schema.problems import RunFailed
 
 NUM_LAST_LINES = 15
@@ -31,12 +30,15 @@ class GymEnvironment:
     """An installed Gym.
 
     Example:
-        GymEnvironment(version="0.4.0", root=Path("~/.cache/grpo-launcher/gym/0.4.0-3f7d1d2a90cc"))
+        GymEnvironment(version="0.4.0", root=Path("~/.cache/grpo-launcher/gym/0.4.0-3f7d1d2a90cc"),
+                       base_python=Path("/usr/bin/python3.13"))
     """
 
     version: str
     root: Path
     """Its virtual environment."""
+    base_python: Path
+    """The interpreter it was made with."""
 
     @property
     def python(self) -> Path:
@@ -77,19 +79,21 @@ async def gym_environment(
 
     Raises:
         RunFailed: uv failed (its own last words are in the message) or took too long.
+        LauncherError: this version needs a newer Python than there is.
     """
-    root = cache.absolute() / "gym" / f"{version.version}-{_digest(version.lock.read_text())}"
+    python = python_for(version)
+    root = cache.absolute() / "gym" / f"{version.version}-{_digest(python, version.lock.read_text())}"
 
     async def install() -> None:
         on_progress(f"installing NeMo Gym {version.version} (once, about 1.1 GB)")
-        await _make_venv(root)
+        await _make_venv(root, python)
         await _uv("pip", "sync", "--require-hashes", str(version.lock), *_into(root), folder=root)
 
     await made_once(
         root, install, is_intact=lambda: _has_python(root), what=f"installing NeMo Gym {version.version}",
         timeout_s=timeout_s, on_progress=on_progress,
     )  # fmt: skip
-    return GymEnvironment(version=version.version, root=root)
+    return GymEnvironment(version=version.version, root=root, base_python=python)
 
 
 async def server_environment(
@@ -107,11 +111,11 @@ async def server_environment(
     pins = (f"nemo-gym=={gym.version}", _pin(gym, "ray", extra="[default]"), _pin(gym, "openai"))
     wanted = "".join(f"{line}\n" for line in (*pins, *requirements))
     content = "".join([gym.root.name, wanted, *_referenced(server.path, requirements)])
-    root = cache.absolute() / "gym" / "servers" / f"{server.path.name}-{_digest(content)}"
+    root = cache.absolute() / "gym" / "servers" / f"{server.path.name}-{_digest(gym.base_python, content)}"
 
     async def install() -> None:
         on_progress(f"installing what {server.key} requires: {', '.join(requirements)}")
-        await _make_venv(root)
+        await _make_venv(root, gym.base_python)
         # In the server's folder, as Gym does: paths in requirements are relative to it.
         await _uv("pip", "install", "--no-sources", "-r", "-", *_into(root), folder=server.path, stdin=wanted)
 
@@ -149,9 +153,7 @@ def _has_python(root: Path) -> bool:
     return (root / "bin" / "python").exists()  # a link: its target is gone when that Python was uninstalled
 
 
-async def _make_venv(root: Path) -> None:
-    """An empty environment of the Python that runs us: the real one, which uv would not find behind a version shim."""
-    python = Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+async def _make_venv(root: Path, python: Path) -> None:
     await _uv("venv", "--no-project", "--python", str(python), str(root), folder=root.parent)
 
 
@@ -190,6 +192,5 @@ def _pin(gym: GymEnvironment, project: str, *, extra: str = "") -> str:
     return f"{project}{extra}=={found.name.removesuffix('.dist-info').removeprefix(f'{project}-')}"
 
 
-def _digest(content: str) -> str:
-    python = f"{sys.version} {sys.base_prefix}"
-    return hashlib.sha256(f"{python}\n{content}".encode()).hexdigest()[:12]
+def _digest(python: Path, content: str) -> str:
+    return hashlib.sha256(f"{python.resolve()}\n{content}".encode()).hexdigest()[:12]

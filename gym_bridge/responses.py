@@ -223,7 +223,7 @@ def _metrics(row: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, flo
         for key, value in reported.items()
         if isinstance(value, int | float)
         and math.isfinite(value)
-        and key != "reward"
+        and key not in ("reward", "mask_sample")
         and key not in row
         and not key.startswith("_ng_")
     }

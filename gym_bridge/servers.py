@@ -47,7 +47,7 @@ class Bounds:
     """Reading the package's config, Gym's imports included."""
     install_s: float = 900.0
     """Making one server's environment."""
-    ready_s: float = 180.0
+    ready_s: float = 300.0
     """From starting the servers until all of them answer."""
     stop_s: float = 8.0
     """An orderly end; what is left then is killed."""
@@ -59,12 +59,13 @@ class GymServers:
     agents: Mapping[str, str]
     """Agent instance -> base URL, for the rows' ``agent_ref``."""
     pids: Mapping[str, int]
-    """Server instance -> its process."""
+    """Server instance -> its process; Gym's host process is ``gym-host``."""
 
-    def __init__(self, host: "_Host", *, agents: Mapping[str, str], pids: Mapping[str, int]):
+    def __init__(self, host: "_Host", *, agents: Mapping[str, str], pids: Mapping[str, int], stop_s: float):
         self.agents = agents
         self.pids = pids
         self._host = host
+        self._stop_s = stop_s
         self._watching = asyncio.create_task(host.next_death(), name="watch NeMo Gym")
 
     @classmethod
@@ -109,7 +110,8 @@ class GymServers:
                 max_rollout_turns=max_rollout_turns,
             )  # fmt: skip
             host.tell(config=config, package=str(package.root), log_folder=str(log_folder.resolve()))
-            planned = (await host.expect("servers", within_s=bounds.parse_s, doing="reading the config"))["servers"]
+            parsed = await host.expect("servers", within_s=bounds.parse_s, doing="reading the config")
+            planned = parsed["servers"]
 
             environments = {}
             for plan in planned:
@@ -126,12 +128,9 @@ class GymServers:
         except BaseException:
             await host.end(within_s=bounds.stop_s)
             raise
-        agents = {
-            plan["name"]: f"http://{plan['host']}:{plan['port']}"
-            for plan in planned
-            if plan["key"].startswith("responses_api_agents/")
-        }
-        return cls(host, agents=agents, pids=ready["pids"])
+        urls = {plan["name"]: f"http://{plan['host']}:{plan['port']}" for plan in planned}
+        agents = {agent: urls[entry] for agent, entry in parsed["entries"].items()}
+        return cls(host, agents=agents, pids=ready["pids"] | {HOST: host.pid}, stop_s=bounds.stop_s)
 
     async def watch(self) -> NoReturn:
         """Wait for as long as all servers live.
@@ -147,7 +146,7 @@ class GymServers:
         self._watching.cancel()
         with suppress(asyncio.CancelledError, RunFailed):
             await self._watching
-        await self._host.end(within_s=Bounds().stop_s)
+        await self._host.end(within_s=self._stop_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,6 +185,10 @@ class _Host:
         mark = f"GRPO_GYM_RUN={secrets.token_hex(8)}"
         work = _short_temporary_folder()
         read_end, write_end = os.pipe()
+        reports = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(read_end, "rb")
+        )
         try:
             variables = gym_variables(
                 os.environ, work=work, ray_token=secrets.token_hex(32), mark=mark, bytecode=gym.bytecode,
@@ -198,16 +201,16 @@ class _Host:
                     pass_fds=[write_end], stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
         except BaseException:
-            os.close(read_end)
+            pipe.close()
             shutil.rmtree(work, ignore_errors=True)
             raise
         finally:
             os.close(write_end)
-        reports = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(read_end, "rb")
-        )
         return cls(process, reports, pipe, work=work, mark=mark, logs=log_folder)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def tell(self, **wish: object) -> None:
         assert self._process.stdin is not None

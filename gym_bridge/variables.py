@@ -50,6 +50,7 @@ def gym_variables(
         "HF_DATASETS_CACHE": str(Path(hub, "datasets")),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
+        "TMPDIR": str(work),  # among others, importing wandb leaves two folders there in each process
         "PYTHONPYCACHEPREFIX": str(bytecode),
         "PYTHONUNBUFFERED": "1",  # last words must reach the log
         "RAY_AUTH_MODE": "token",

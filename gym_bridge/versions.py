@@ -1,13 +1,16 @@
-"""The NeMo Gym versions this project runs, and what each needs.
+"""The NeMo Gym versions this project runs, and the Python each is installed with.
 
 Everything else that depends on the version of Gym lies in ``host.py``, the one file that imports ``nemo_gym``.
 """
 
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.schema.problems import LauncherError, Problem
+
+DEFAULT_GYM_VERSION = "0.4.0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,12 +18,12 @@ class GymVersion:
     """A release of ``nemo-gym``.
 
     Example:
-        GymVersion(version="0.4.0", python=(3, 12, 0))
+        GymVersion(version="0.7.0", python=(3, 13, 14))
     """
 
     version: str
     python: tuple[int, int, int]
-    """The oldest Python it installs on."""
+    """The oldest Python it installs on. Its lock is for 3.13, as this project is."""
 
     @property
     def lock(self) -> Path:
@@ -28,23 +31,47 @@ class GymVersion:
         return Path(__file__).parent / f"nemo-gym-{self.version}.txt"
 
 
-DEFAULT_GYM_VERSION = "0.4.0"
-GYM_VERSIONS = {known.version: known for known in (GymVersion(version="0.4.0", python=(3, 12, 0)),)}
+GYM_VERSIONS = {
+    known.version: known
+    for known in (GymVersion(version="0.4.0", python=(3, 13, 0)), GymVersion(version="0.7.0", python=(3, 13, 14)))
+}
 
 
-def gym_version(version: str, *, python: tuple[int, int, int] = sys.version_info[:3]) -> GymVersion:
-    """Look a version up and check that this interpreter can run it.
+def gym_version(version: str = DEFAULT_GYM_VERSION) -> GymVersion:
+    """Look a version up.
 
     Raises:
-        LauncherError: it is unknown, or needs a newer Python.
+        LauncherError: it is none that this project runs.
     """
-    known = GYM_VERSIONS.get(version)
-    if known is None:
-        raise _refused(f"{version!r} is not a NeMo Gym version this project runs", f"use {', '.join(GYM_VERSIONS)}")
-    if python < known.python:
-        message = f"NeMo Gym {version} needs Python {_dotted(known.python)} or newer, this is {_dotted(python)}"
-        raise _refused(message, f"install the project with such a Python, or set gym.version={DEFAULT_GYM_VERSION}")
-    return known
+    if version not in GYM_VERSIONS:
+        raise _refused(f"{version!r} is not a NeMo Gym version this project runs", f"use {' or '.join(GYM_VERSIONS)}")
+    return GYM_VERSIONS[version]
+
+
+def python_for(gym: GymVersion, *, ours: tuple[int, int, int] = sys.version_info[:3]) -> Path:
+    """The interpreter Gym is installed with: the one that runs us when it is new enough, else one that uv finds.
+
+    It is the real interpreter: uv would not find it behind a version manager's shim.
+
+    Raises:
+        LauncherError: there is none on this machine.
+    """
+    if ours >= gym.python:
+        return Path(sys.base_prefix, "bin", f"python{ours[0]}.{ours[1]}")
+    from uv import find_uv_bin  # part of the engine extra
+
+    wanted = f">={_dotted(gym.python)},<3.14"
+    found = subprocess.run(
+        [find_uv_bin(), "python", "find", "--no-project", "--no-python-downloads", wanted],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if found.returncode != 0:
+        raise _refused(
+            f"NeMo Gym {gym.version} needs Python {_dotted(gym.python)} or newer; this one is {_dotted(ours)}, and no "
+            "other that is new enough was found",
+            f"install such a Python and put it on PATH, or set gym.version={DEFAULT_GYM_VERSION}",
+        )
+    return Path(found.stdout.strip())
 
 
 def _refused(message: str, fix: str) -> LauncherError:

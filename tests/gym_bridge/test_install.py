@@ -1,6 +1,7 @@
 """Gym's environment and those of its servers."""
 
 import asyncio
+import sys
 import zipfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from gym_bridge.install import GymEnvironment, ServerFolder, gym_environment, server_environment, server_requirements
 from gym_bridge.session import session_processes
-from gym_bridge.versions import GYM_VERSIONS, GymVersion, gym_version
+from gym_bridge.versions import GYM_VERSIONS, GymVersion, gym_version, python_for
 from launcher.schema.problems import LauncherError, RunFailed
 
 
@@ -92,10 +93,21 @@ def test_cancelling_an_installation_leaves_no_process_and_no_folder(
 
 def test_versions() -> None:
     assert gym_version("0.4.0").lock.read_text().count("nemo-gym==0.4.0") == 2  # the header's command and the pin
-    with pytest.raises(LauncherError, match=r"'0.1' is not a NeMo Gym version this project runs. use 0.4.0"):
+    with pytest.raises(LauncherError, match=r"'0.1' is not a NeMo Gym version this project runs. use 0.4.0 or 0.7.0"):
         gym_version("0.1")
-    with pytest.raises(LauncherError, match=r"NeMo Gym 0.4.0 needs Python 3.12.0 or newer, this is 3.11.9"):
-        gym_version("0.4.0", python=(3, 11, 9))
+
+
+def test_gym_is_installed_with_our_python_when_that_is_new_enough() -> None:
+    python = python_for(gym_version("0.4.0"))
+    assert python.is_file()
+    assert not python.is_relative_to(sys.prefix)
+
+
+def test_a_gym_that_needs_a_newer_python_than_there_is_is_refused() -> None:
+    newer = GymVersion(version="9.0", python=(3, 13, 9999))
+    message = r"NeMo Gym 9.0 needs Python 3.13.9999 or newer; this one is 3.13.0, and no other that is new enough"
+    with pytest.raises(LauncherError, match=message):
+        python_for(newer, ours=(3, 13, 0))
 
 
 @pytest.mark.parametrize("version", GYM_VERSIONS.values(), ids=GYM_VERSIONS)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,11 +37,12 @@ def test_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """``NAME=value`` in the environment of all that a test starts; at its end none of them may be left."""
     mark = f"GRPO_TEST={tmp_path.name}-{os.getpid()}"
     monkeypatch.setenv(*mark.split("="))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scratch = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short enough for Ray's sockets
+    monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", None)
     yield mark
     assert left_within(15, mark) == []
-    assert [path.name for path in tmp_path.glob("grpo-gym-*")] == []
+    scratch.rmdir()  # fails when anything is left in it
 
 
 def left_within(seconds: float, mark: str) -> list[str]:
@@ -65,8 +67,15 @@ def listens(url: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def test_a_server_killed_while_rollouts_run_is_named_with_its_last_words(
-    test_mark: str, gym: GymEnvironment, tmp_path: Path
+@pytest.mark.parametrize(
+    ("victim", "message", "last_words"),
+    [
+        ("numbered_list", "NeMo Gym server numbered_list (pid ", "Uvicorn running on"),
+        ("gym-host", "NeMo Gym's host process was killed by SIGKILL", "Started a local Ray instance"),
+    ],
+)
+def test_a_process_killed_while_rollouts_run_is_named_with_its_last_words(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path, victim: str, message: str, last_words: str
 ) -> None:
     async def scenario() -> tuple[str, float, str]:
         async with fake_policy(lambda _: Answer(text="1. red", delay_s=30)) as policy:
@@ -75,16 +84,16 @@ def test_a_server_killed_while_rollouts_run_is_named_with_its_last_words(
                 client = GymClient(servers.agents, sampling=SAMPLING, find_call=lambda _: None, watch=servers.watch)
                 requests = [RolloutRequest(group_id=0, rollout_id=0, row_index=0, row=demo_rows(1)[0])]
                 rollouts = client.rollouts(requests, max_in_flight=1, timeout_s=60, policy_version=0)
-                asyncio.get_running_loop().call_later(0.5, os.kill, servers.pids["numbered_list"], signal.SIGKILL)
+                asyncio.get_running_loop().call_later(0.5, os.kill, servers.pids[victim], signal.SIGKILL)
                 started = time.monotonic()
-                with pytest.raises(RunFailed) as failure:
+                with pytest.raises(RunFailed) as raised:
                     await anext(rollouts)
-                return str(failure.value), time.monotonic() - started, servers.agents["numbered_list_agent"]
+                return str(raised.value), time.monotonic() - started, servers.agents["numbered_list_agent"]
 
-    message, seconds, url = asyncio.run(scenario())
-    assert message.startswith("NeMo Gym server numbered_list (pid ")
-    assert "was killed by SIGKILL\nits last output (" in message
-    assert "Uvicorn running on" in message
+    failure, seconds, url = asyncio.run(scenario())
+    assert failure.startswith(message)
+    assert "was killed by SIGKILL\nits last output (" in failure
+    assert last_words in failure
     assert seconds < 10
     assert not listens(url)
 
@@ -146,7 +155,7 @@ import asyncio
 from pathlib import Path
 from gym_bridge.install import GymEnvironment
 from tests.gym_bridge.test_lifecycle import sample_until_the_end
-gym = GymEnvironment(version={gym.version!r}, root=Path({str(gym.root)!r}))
+gym = GymEnvironment(version={gym.version!r}, root=Path({str(gym.root)!r}), base_python=Path("unused"))
 asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path({str(tmp_path)!r})))
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:

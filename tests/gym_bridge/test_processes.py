@@ -30,7 +30,7 @@ def test_gym_gets_no_secret_and_no_address_of_ours() -> None:
     assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN"], variables["M"]) == ("token", "t", "1")
     assert variables["NO_PROXY"] == "intranet,127.0.0.1,localhost"
     assert variables["HF_HOME"] == "/h/.cache/huggingface"
-    assert variables["PYTHONPYCACHEPREFIX"] == "/b"
+    assert (variables["TMPDIR"], variables["PYTHONPYCACHEPREFIX"]) == ("/w", "/b")
 
 
 def test_a_package_gets_the_variables_that_it_is_granted() -> None:

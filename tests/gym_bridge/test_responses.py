@@ -86,7 +86,14 @@ def test_without_a_record_the_response_says_whether_it_was_cut() -> None:
 
 
 def test_numbers_beside_the_reward_are_metrics_but_keys_of_the_row_are_not() -> None:
-    result = {**SINGLE_TURN, "num_lines": 3, "exact": True, "judge": "words", "metrics": {"format": 0.5}}
+    result = {
+        **SINGLE_TURN,
+        "mask_sample": False,
+        "num_lines": 3,
+        "exact": True,
+        "judge": "words",
+        "metrics": {"format": 0.5},
+    }
     assert rollout_of(result).metrics == {"num_lines": 3.0, "exact": 1.0, "format": 0.5}
 
 
