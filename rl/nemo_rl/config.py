@@ -97,9 +97,9 @@ def _grpo(training: TrainingConfig, plan: RunPlan, *, with_validation: bool) -> 
         "val_at_start": training.val_at_start and with_validation,
         "val_at_end": training.val_at_end and with_validation,
         "val_period": plan.validation_interval or 0,
-        # The script insists on null and then validates on all rows in one batch.
+        # The script insists on null, and then sets both so that all rows are validated in one batch.
         "max_val_samples": None,
-        "val_batch_size": None,
+        "val_batch_size": max(plan.num_validation_rows, 1),
     }
 
 

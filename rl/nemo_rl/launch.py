@@ -188,6 +188,8 @@ async def _follow(
     """Wait for the script, handing on the metrics of each step as it ends."""
     events, metrics = EventFiles(run.logs / "nemo_rl"), StepMetrics()
     size, heard = log.stat().st_size, time.monotonic()
+    for _ in events.read():  # what an earlier, interrupted attempt in this run directory left
+        pass
 
     def report(steps: list[dict[str, float]]) -> None:
         for step in steps:
@@ -200,6 +202,7 @@ async def _follow(
         if log.stat().st_size != size:
             size, heard = log.stat().st_size, time.monotonic()
         elif time.monotonic() - heard > silence_limit_s:
+            report(metrics.rest())
             last = next((line for line in reversed(plain_lines(_tail(log))) if line), "nothing")
             raise RunFailed(
                 f"NeMo RL hangs: it printed nothing for {silence_limit_s:.0f} s and was ended. Last line: {last}. "
