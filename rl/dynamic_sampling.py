@@ -1,4 +1,4 @@
-"""Which groups a step trains when it samples until enough of them disagree.
+"""Which groups a step trains when it samples until enough of them disagree, and which of its rollouts give a loss.
 
 batches of rollouts  ->  GroupSelection: groups with spread, in the order sampled, until the step is full
 
@@ -98,6 +98,15 @@ def selected_groups(batches: Sequence[Sequence[Rollout]], *, num_wanted: int) ->
         dropped=dict(Counter(cause for cause in causes.values() if cause is not None)),
         most_frequent_failure=failures.most_common(1)[0][0] if failures else None,
     )
+
+
+def gives_loss(rollout: Rollout, *, overlong_filtering: bool) -> bool:
+    """True when the rollout's tokens are trained: it was scored and, under overlong filtering, not truncated.
+
+    A truncated rollout still counts in its group's baseline and deviation. Deviation from NeMo RL: truncated means that
+    the sampler hit a length cap, there that the tokens fill the model's whole context.
+    """
+    return rollout.failure is None and not (overlong_filtering and rollout.truncated)
 
 
 def _cause_to_drop(group: Sequence[Rollout]) -> str | None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from launcher.schema.training import RewardShapingConfig
-from rl.dynamic_sampling import selected_groups
+from rl.dynamic_sampling import gives_loss, selected_groups
 from rl.rewards import training_rewards
 
-CASES = json.loads((Path(__file__).parents[2] / "vectors" / "dynamic_sampling.json").read_text())["cases"]
+VECTORS = Path(__file__).parents[2] / "vectors"
+CASES = json.loads((VECTORS / "dynamic_sampling.json").read_text())["cases"]
 
 
 def batch(rollout, *groups, first_id=0):
@@ -94,3 +95,18 @@ def test_against_nemo_rl(case, rollout):
                 assert kept_rewards(selection) == pytest.approx(last["filtered_reward"])
                 surplus = last["metrics"]["dynamic_sampling_num_discarded_valid_samples"]
                 assert selection.num_surplus_rollouts == surplus
+
+
+def test_overlong_filtering_equals_nemo_rls(rollout):
+    """The vector's other cases are a flag (mask_sample) that no job can set."""
+    cases = json.loads((VECTORS / "sample_filters.json").read_text())["cases"]
+    (case,) = [case for case in cases if "truncated" in case]
+    given = zip(case["truncated"], case["loss_multiplier"], case["out"], strict=True)
+    for truncated, multiplier, out in given:
+        rewards = 1.0 if multiplier else None  # what has no multiplier from the start is a failed rollout here
+        assert gives_loss(rollout(rewards, 3, truncated=truncated), overlong_filtering=True) == bool(out)
+
+
+def test_without_overlong_filtering_truncated_rollouts_are_trained(rollout):
+    assert gives_loss(rollout(0.0, 3, truncated=True), overlong_filtering=False)
+    assert not gives_loss(rollout(None, 3), overlong_filtering=False)

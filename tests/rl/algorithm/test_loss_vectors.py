@@ -110,3 +110,28 @@ def test_k3_divergence(case):
     weights = torch.tensor(case["weights"]) if "weights" in case else torch.ones_like(now)
     estimate = k3_divergence(now, reference, weights_T=weights)
     torch.testing.assert_close(estimate, torch.tensor(case["out"]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", json.loads((VECTORS / "seq_logprob_error.json").read_text())["cases"])
+def test_sequence_errors(case):
+    """Per-sequence errors equal NeMo RL's. We report them; no job can set the threshold that drops sequences."""
+    given = {name: torch.tensor(case[name]) for name in ("token_mask", "prev_logprobs", "generation_logprobs")}
+    mask = (given["token_mask"] * torch.tensor(case["sample_mask"])[:, None]).bool()
+    mask[:, 0] = False
+    row_of_token = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
+    previous = given["prev_logprobs"][mask]
+    _, statistics = policy_loss(
+        previous,
+        previous_T=previous,
+        sampler_T=given["generation_logprobs"][mask],
+        reference_T=None,
+        advantages_T=torch.zeros_like(previous),
+        sequence_T=row_of_token.unique(return_inverse=True)[1],
+        num_sequences=len(row_of_token.unique()),
+        global_num_tokens=len(previous),
+        entropies_T=torch.zeros_like(previous),
+        settings=settings(LOSS["cases"][0]["config"]),
+    )
+    values = loss_values(statistics)
+    for name in ("min_seq_mult_prob_error", "mean_seq_mult_prob_error", "max_seq_mult_prob_error"):
+        assert values[name] == pytest.approx(case["metrics"][name], rel=1e-5), name
