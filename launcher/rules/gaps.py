@@ -90,6 +90,7 @@ GAPS: tuple[Gap, ...] = (
     _nemo_rl("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
     _nemo_rl("cluster.device", is_("cpu"), "training on a CPU"),
     _nemo_rl("engine.max_failed_share", other_than(EngineConfig().max_failed_share), "a share of failed rollouts"),
+    _nemo_rl("health.failures", is_("stop"), "counting failed rollouts"),
     _nemo_rl("gym.version", other_than(GymConfig().version), "another NeMo Gym than its own"),
     _nemo_rl("gym.start_timeout_s", other_than(GymConfig().start_timeout_s), "a bound on the start of NeMo Gym"),
     _nemo_rl("gym.rollout_timeout_s", other_than(GymConfig().rollout_timeout_s), "a bound on rollouts"),

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from launcher.run_directory import RunDirectory
+from launcher.schema.groups import HealthConfig
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, RunFailed
 from rl.display import Display, open_display
+from rl.health import new_verdicts
 from rl.nemo_rl.checkout import open_checkout
 from rl.nemo_rl.inputs import run_files
 from rl.nemo_rl.launch import Finished, train_on_nemo_rl
@@ -24,42 +26,45 @@ async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> Finished:
         LauncherError: the checkout, the cluster or a file is not what the job needs.
         RunFailed: with the cause.
     """
-    display = open_display()
-    progress = _Progress(run, plan, display)
-    try:
-        with display.phase("NeMo RL") as say:
-
-            def doing(activity: str) -> None:
-                say(activity)
-                progress.doing(activity)
-
-            checkout, warnings = open_checkout(job.engine.root)
-            for warning in warnings:
-                display.line(f"warning: {warning.message}. {warning.fix}", style="yellow")
-            files, package = run_files(job, output=run.path, on_progress=doing)
-            finished = await train_on_nemo_rl(
-                job, plan, files, checkout=checkout, package=package, run=run, on_progress=doing,
-                on_step=progress.step,
-            )  # fmt: skip
-    except (LauncherError, RunFailed) as error:
-        progress.ended("failed", error=str(error))
-        raise
-    except asyncio.CancelledError:
-        progress.ended("cancelled")
-        raise
-    finally:
-        display.close()
-    progress.ended("completed")
-    return finished
+    with open_display() as display:
+        progress = Progress(run, plan, display, job.health)
+        try:
+            finished = await _train(job, plan, run, display, progress)
+        except (LauncherError, RunFailed) as error:
+            progress.ended("failed", error=str(error))
+            raise
+        except asyncio.CancelledError:
+            progress.ended("cancelled")
+            raise
+        progress.ended("completed")
+        return finished
 
 
-class _Progress:
+async def _train(job: JobConfig, plan: RunPlan, run: RunDirectory, display: Display, progress: "Progress") -> Finished:
+    checkout, warnings = open_checkout(job.engine.root)
+    for warning in warnings:
+        display.line(f"warning: {warning.message}. {warning.fix}", style="yellow")
+    with display.phase("NeMo RL") as say:
+
+        def doing(activity: str) -> None:
+            say(activity)
+            progress.doing(activity)
+
+        files, package = run_files(job, output=run.path, on_progress=doing)
+        return await train_on_nemo_rl(
+            job, plan, files, checkout=checkout, package=package, run=run, on_progress=doing, on_step=progress.step
+        )
+
+
+class Progress:
     """What a run tells while it goes on: ``status.json``, and lines for a person."""
 
-    def __init__(self, run: RunDirectory, plan: RunPlan, display: Display):
+    def __init__(self, run: RunDirectory, plan: RunPlan, display: Display, health: HealthConfig):
         self._run = run
         self._plan = plan
         self._display = display
+        self._health = health
+        self._history: list[Mapping[str, float]] = []
         self._step = 0
         self._metrics: dict[str, float] = {}
         self.doing("starting")
@@ -69,12 +74,21 @@ class _Progress:
         self._status("running", phase=activity)
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step; step 0 is the validation before the first."""
+        """Record the metrics of a step; step 0 is the validation before the first.
+
+        Raises:
+            RunFailed: a verdict holds for which the job says ``stop``.
+        """
         self._step = int(metrics["step"])
         self._metrics |= metrics
         self._display.line(step_line(metrics, num_steps=self._plan.num_steps))
         self._display.steps(self._step, self._plan.num_steps, "")
         self._status("running", phase="training")
+        self._history.append(metrics)
+        for verdict, reaction in new_verdicts(self._history, self._health):
+            if reaction == "stop":
+                raise RunFailed(f"the run was stopped by its health: {verdict.line()}")
+            self._display.line(f"warning: {verdict.line()}", style="yellow")
 
     def ended(self, status: Status, *, error: str | None = None) -> None:
         """Record how the run ended."""

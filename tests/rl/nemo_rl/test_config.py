@@ -265,6 +265,10 @@ ELSEWHERE = {
     "engine.root": "tests of the checkout",
     "engine.runs_dir": "the run directory",
     "cluster.address": "tests of the launch",
+    **{
+        f"health.{verdict}": "tests of the run: it is judged by the metrics that NeMo RL logs"
+        for verdict in ("no_spread", "entropy_collapse", "truncation", "sampler_drift", "reward_flat")
+    },
     "model.trust_remote_code": "tests of the differences: NeMo RL runs a model's code in any case",
     "sandbox.cluster_capable": "read with sandbox.enabled, which is refused",
     "sandbox.job_storage_pvc_claim": "read with sandbox.enabled, which is refused",
