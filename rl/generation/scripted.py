@@ -1,64 +1,44 @@
-"""A rollout source without a sampler: replays given rollouts, so that a loop runs in milliseconds.
+"""A replay: rollouts that were made before, given again in the order they are asked for."""
 
-RolloutRequest (row, generation) --> the rollout given for that row, under the request's identity
-"""
-
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import shutil
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gym_bridge.types import Rollout, RolloutRequest
-from launcher.schema.problems import RunFailed
 
 
 class ScriptedSource:
-    """Answers every request for a row with the next rollout given for that row, from the first again after the last.
+    """A ``RolloutSource`` without model and environment: the second implementation, for tests and recorded runs."""
 
-    Example:
-        ScriptedSource({0: [good, bad], 1: [bad, bad]})  # two generations of row 0: good, bad; asked again: the same
-    """
-
-    def __init__(self, rollouts: Mapping[int, Sequence[Rollout]]):
+    def __init__(self, rollouts: Iterable[Rollout], *, keep_weights: Path | None = None):
         """
         Args:
-            rollouts: row index -> what its generations are, [at least 1]. Their identity and policy version are
-                replaced by those of the request.
+            rollouts: given one per request, in order; must last for all requests.
+            keep_weights: folder that gets a copy of every set of weights as ``<policy version>``.
         """
-        self._rollouts = rollouts
-        self._num_replayed = dict.fromkeys(rollouts, 0)
-        self.updates: list[tuple[int, tuple[str, ...]]] = []
-        """Of every weight update so far: policy version and the names of the files that came."""
-        self.closed = False
+        self._rollouts = iter(rollouts)
+        self._keep_weights = keep_weights
+        self.policy_version = 0
 
-    async def collect(self, requests: Sequence[RolloutRequest]) -> AsyncGenerator[Rollout]:
-        """Yield the rollouts in the order of their requests.
-
-        Raises:
-            RunFailed: the script has nothing for a row.
-        """
-        assert not self.closed, "the source is closed"
+    async def collect(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[Rollout]:
+        """Yield the next rollouts under the ids of the requests."""
         for request in requests:
+            rollout = next(self._rollouts, None)
+            assert rollout is not None, "the script has fewer rollouts than were asked for"
             yield replace(
-                self._next(request.row_index),
+                rollout,
                 group_id=request.group_id,
                 rollout_id=request.rollout_id,
                 row_index=request.row_index,
-                policy_version=self.updates[-1][0] if self.updates else 0,
+                policy_version=self.policy_version,
             )
 
     async def update_weights(self, weights: Path, *, policy_version: int) -> None:
-        """Note the update; the script stays as it is."""
-        self.updates.append((policy_version, tuple(sorted(path.name for path in weights.iterdir()))))
+        """Note the version, and keep the weights if asked to."""
+        self.policy_version = policy_version
+        if self._keep_weights is not None:
+            shutil.copytree(weights, self._keep_weights / str(policy_version))
 
     async def close(self) -> None:
-        """Nothing to leave behind."""
-        self.closed = True
-
-    def _next(self, row_index: int) -> Rollout:
-        given = self._rollouts.get(row_index)
-        if not given:
-            known = ", ".join(map(str, sorted(self._rollouts))) or "none"
-            raise RunFailed(f"the script has no rollout for dataset row {row_index}; it has rows {known}")
-        position = self._num_replayed[row_index]
-        self._num_replayed[row_index] = position + 1
-        return given[position % len(given)]
+        """Nothing runs."""

@@ -1,12 +1,10 @@
 """The replaying rollout source."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from gym_bridge.types import Rollout, RolloutRequest
-from launcher.schema.problems import RunFailed
 from rl.generation.scripted import ScriptedSource
 from rl.types import RolloutSource
 
@@ -18,7 +16,7 @@ def scored(reward: float) -> Rollout:
     )  # fmt: skip
 
 
-def ask(source: RolloutSource, *wanted: tuple[int, int]) -> list[tuple[Any, ...]]:
+def ask(source: RolloutSource, *wanted: tuple[int, int]) -> list[tuple[int, int, int, float | None, int]]:
     """Requests as (row, generation); each row is a group of its own."""
 
     async def collect() -> list[Rollout]:
@@ -28,25 +26,22 @@ def ask(source: RolloutSource, *wanted: tuple[int, int]) -> list[tuple[Any, ...]
     return [(r.group_id, r.rollout_id, r.row_index, r.reward, r.policy_version) for r in asyncio.run(collect())]
 
 
-def test_rollouts_come_under_the_identity_of_their_requests():
-    source = ScriptedSource({0: [scored(0.1), scored(0.2)], 1: [scored(0.3)]})
-    assert ask(source, (1, 0), (0, 0), (0, 1)) == [(11, 0, 1, 0.3, 0), (10, 0, 0, 0.1, 0), (10, 1, 0, 0.2, 0)]
+def test_rollouts_come_in_order_under_the_identity_of_their_requests():
+    source = ScriptedSource([scored(0.1), scored(0.2), scored(0.3)])
+    assert ask(source, (1, 0), (0, 0)) == [(11, 0, 1, 0.1, 0), (10, 0, 0, 0.2, 0)]
+    assert ask(source, (0, 1)) == [(10, 1, 0, 0.3, 0)]
 
 
-def test_a_script_starts_again_after_its_last_rollout():
-    source = ScriptedSource({0: [scored(0.1), scored(0.2)]})
-    assert [reward for *_, reward, _ in ask(source, (0, 0), (0, 1), (0, 2))] == [0.1, 0.2, 0.1]
-    assert [reward for *_, reward, _ in ask(source, (0, 0))] == [0.2]
-
-
-def test_updates_are_noted_and_name_later_rollouts(tmp_path):
-    (tmp_path / "model.safetensors").touch()
-    source = ScriptedSource({0: [scored(0.5)]})
-    asyncio.run(source.update_weights(tmp_path, policy_version=3))
-    assert source.updates == [(3, ("model.safetensors",))]
+def test_new_weights_name_later_rollouts_and_are_kept(tmp_path):
+    weights = tmp_path / "new"
+    weights.mkdir()
+    (weights / "model.safetensors").write_text("w")
+    source = ScriptedSource([scored(0.5)], keep_weights=tmp_path / "kept")
+    asyncio.run(source.update_weights(weights, policy_version=3))
     assert ask(source, (0, 0)) == [(10, 0, 0, 0.5, 3)]
+    assert (tmp_path / "kept" / "3" / "model.safetensors").read_text() == "w"
 
 
-def test_a_row_outside_the_script_is_named():
-    with pytest.raises(RunFailed, match="no rollout for dataset row 7; it has rows 0, 2"):
-        ask(ScriptedSource({0: [scored(1)], 2: [scored(1)]}), (7, 0))
+def test_a_script_that_is_too_short_is_our_own_fault():
+    with pytest.raises(AssertionError, match="fewer rollouts"):
+        ask(ScriptedSource([scored(1.0)]), (0, 0), (0, 1))

@@ -1,0 +1,175 @@
+"""The process that hosts vLLM. Everything of vLLM is imported here and nowhere else."""
+
+import asyncio
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.schema.sampling import Sampling
+from rl.actor_output import redirect_output
+from rl.generation.call_log import CallLog
+from rl.generation.gateway import Gateway
+
+SERVED_NAME = "policy"
+"""What requests call the model."""
+LARGEST_CPU_CACHE_BYTES = 4 * 2**30
+BACKLOG = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationSettings:
+    """How vLLM runs.
+
+    Example:
+        GenerationSettings(model_folder=Path("model"), sampling=Sampling(...), device="cpu", dtype="bfloat16",
+                           max_model_len=256, max_num_seqs=64, tensor_parallel_size=1, gpu_memory_utilization=0.5,
+                           tool_call_parser=None, reasoning_parser=None, chat_template=None, trust_remote_code=False,
+                           seed=42)
+    """
+
+    model_folder: Path
+    sampling: Sampling
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["bfloat16", "float32"]
+    max_model_len: int
+    """Tokens of prompt and response together."""
+    max_num_seqs: int
+    """Responses that are sampled at the same time."""
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    """Share of a GPU's memory that vLLM takes; on a CPU the cache is sized by sequences and their length."""
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    chat_template: str | None
+    trust_remote_code: bool
+    seed: int
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys of the model's config to replace."""
+
+
+class VllmActor:
+    """A Ray async actor: one engine, one server on a free loopback port."""
+
+    def __init__(self, settings: GenerationSettings, *, log_file: Path, call_file: Path):
+        redirect_output(log_file)
+        self._settings = settings
+        self._call_log = CallLog(call_file)
+
+    async def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    async def import_vllm(self) -> None:
+        """Import vLLM: most of the time that a start takes."""
+        import vllm.entrypoints.launchers.api_server.app_state
+        import vllm.entrypoints.launchers.app
+        import vllm.entrypoints.launchers.cli_args
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+    async def load(self) -> None:
+        """Start the engine core and its workers, which load the model."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        parser = make_arg_parser(FlexibleArgumentParser())
+        self._arguments = parser.parse_args(vllm_arguments(self._settings))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(self._arguments))
+
+    async def serve(self, api_key: str) -> str:
+        """Open the OpenAI app behind the gateway; gives its base URL."""
+        import uvicorn
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+
+        tasks = await self._engine.get_supported_tasks()
+        app = build_app(self._arguments, supported_tasks=tasks, model_config=self._engine.model_config)
+        await init_app_state(self._engine, app.state, self._arguments, supported_tasks=tasks)
+        self._gateway = Gateway(app, sampling=self._settings.sampling, api_key=api_key, call_log=self._call_log)
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(BACKLOG)
+        config = uvicorn.Config(self._gateway, log_level="warning", lifespan="off", access_log=False)
+        server = uvicorn.Server(config)
+        app.state.server = server  # without it vLLM's error handler fails and hides the error
+        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+    async def pids(self) -> dict[str, int]:
+        """This process and vLLM's below it, by name."""
+        import psutil
+
+        children = psutil.Process().children(recursive=True)
+        return {"actor": os.getpid(), **{f"{child.name()}-{child.pid}": child.pid for child in children}}
+
+    async def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Load new weights while nothing is in flight."""
+        assert self._gateway.in_flight == 0, "a model call would straddle two policies"
+        await self._engine.pause_generation(mode="keep")  # the default mode aborts requests
+        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        await self._engine.reset_prefix_cache()  # cached keys and values are the old policy's
+        await self._engine.resume_generation()
+        self._gateway.policy_version = policy_version
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead."""
+        await self._engine.check_health()
+        if self._serving.done():
+            self._serving.result()
+            raise RuntimeError("vLLM's server has ended")
+
+    async def stop(self) -> None:
+        """End the engine's processes in order."""
+        self._engine.shutdown()
+
+
+def vllm_arguments(settings: GenerationSettings) -> list[str]:
+    """vLLM's command line for these settings."""
+    arguments = [
+        f"--model={settings.model_folder}",
+        f"--served-model-name={SERVED_NAME}",
+        "--host=127.0.0.1",
+        f"--dtype={settings.dtype}",
+        f"--max-model-len={settings.max_model_len}",
+        f"--max-num-seqs={settings.max_num_seqs}",
+        f"--tensor-parallel-size={settings.tensor_parallel_size}",
+        f"--seed={settings.seed}",
+        "--generation-config=vllm",  # a model's own would fill in sampling values in silence
+        "--logprobs-mode=processed_logprobs",  # of the distribution that tokens were drawn from
+        "--enforce-eager",
+    ]
+    if settings.device == "cuda":
+        arguments.append(f"--gpu-memory-utilization={settings.gpu_memory_utilization}")
+    else:
+        arguments.append(f"--kv-cache-memory-bytes={cpu_cache_bytes(settings)}")
+    if settings.tool_call_parser:
+        arguments += ["--enable-auto-tool-choice", f"--tool-call-parser={settings.tool_call_parser}"]
+    if settings.reasoning_parser:
+        arguments.append(f"--reasoning-parser={settings.reasoning_parser}")
+    if settings.chat_template:
+        arguments.append(f"--chat-template={settings.chat_template}")
+    if settings.trust_remote_code:
+        arguments.append("--trust-remote-code")
+    if settings.config_overrides:
+        arguments.append(f"--hf-overrides={json.dumps(settings.config_overrides)}")
+    return arguments
+
+
+def cpu_cache_bytes(settings: GenerationSettings) -> int:
+    """Key and value cache on a CPU: room for every sequence at full length, within bounds.
+
+    2 (keys, values) x layers x key-value heads x head size x bytes per value x tokens.
+    """
+    config = json.loads((settings.model_folder / "config.json").read_text())
+    config = config.get("text_config", config)
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    width = config.get("num_key_value_heads", heads) * head_size
+    bytes_per_value = 4 if settings.dtype == "float32" else 2
+    per_token = 2 * config["num_hidden_layers"] * width * bytes_per_value
+    wanted = per_token * settings.max_model_len * settings.max_num_seqs
+    return min(max(wanted, 256 * 2**20), LARGEST_CPU_CACHE_BYTES)

@@ -1,0 +1,151 @@
+"""vLLM as the driver sees it: an actor with its async engine and its own OpenAI app behind the gateway.
+
+VllmEngine.start --> VllmActor (engine core and workers are its children) --> http://127.0.0.1:<port>/v1
+          .update_weights --> pause, reload from a folder, forget cached prefixes, resume
+          .watch --> raises when the actor or its engine dies
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from gym_bridge.types import CallRecord
+from launcher.schema.problems import RunFailed
+from rl.actor_output import last_words
+from rl.generation.actor import SERVED_NAME, GenerationSettings, VllmActor
+from rl.generation.call_log import CallLogReader
+
+START_TIMEOUT_S = 600.0
+SYNC_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 5.0
+WATCH_INTERVAL_S = 2.0
+
+
+class VllmEngine:
+    """A running vLLM. ``async with await VllmEngine.start(...)`` ends it whatever happens."""
+
+    model_name = SERVED_NAME
+
+    def __init__(self, actor: Any, *, api_key: str, log_file: Path, calls: CallLogReader):
+        self._actor = actor
+        self._log_file = log_file
+        self._calls = calls
+        self.api_key = api_key
+        """Only requests that carry it are answered."""
+        self.base_url = ""
+        """OpenAI-compatible, with /v1."""
+        self.pids: Mapping[str, int] = {}
+        """``actor`` and vLLM's own processes below it."""
+
+    @classmethod
+    async def start(
+        cls, settings: GenerationSettings, *, log_folder: Path, scratch: Path, on_progress: Callable[[str], None]
+    ) -> Self:
+        """Start vLLM and wait until it answers.
+
+        Args:
+            settings: how it runs.
+            log_folder: gets ``vllm.log``.
+            scratch: folder for temporary files of the run.
+            on_progress: told in a few words what vLLM is doing.
+
+        Raises:
+            RunFailed: it did not start; the message holds its own last output.
+        """
+        log_file = (log_folder / "vllm.log").resolve()
+        call_file = scratch / f"calls-{secrets.token_hex(4)}.jsonl"
+        api_key = secrets.token_urlsafe(24)
+        actor = ray.remote(VllmActor).options(
+            num_cpus=0, num_gpus=settings.tensor_parallel_size if settings.device == "cuda" else 0, max_concurrency=16,
+            runtime_env={"env_vars": actor_variables(settings)},
+        ).remote(settings, log_file=log_file, call_file=call_file)  # fmt: skip
+        engine = cls(actor, api_key=api_key, log_file=log_file, calls=CallLogReader(call_file))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                engine.pids = {"actor": await engine._answer(actor.pid.remote())}
+                on_progress("importing vLLM")
+                await engine._answer(actor.import_vllm.remote())
+                on_progress("loading the model")
+                await engine._answer(actor.load.remote())
+                on_progress("opening the server")
+                engine.base_url = await engine._answer(actor.serve.remote(api_key))
+                engine.pids = await engine._answer(actor.pids.remote())
+        except TimeoutError:
+            await engine.close()
+            raise RunFailed(f"vLLM did not start within {START_TIMEOUT_S:.0f} s\n{last_words(log_file)}") from None
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    def find_call(self, token_ids: Sequence[int]) -> CallRecord | None:
+        """What the gateway recorded of the model call that sampled these tokens."""
+        return self._calls.find(token_ids)
+
+    async def update_weights(self, folder: Path, *, policy_version: int) -> None:
+        """Sample from now on with the safetensors in ``folder``. Nothing may be in flight.
+
+        Raises:
+            RunFailed: vLLM could not load them.
+        """
+        try:
+            async with asyncio.timeout(SYNC_TIMEOUT_S):
+                await self._answer(self._actor.update_weights.remote(folder, policy_version))
+        except TimeoutError:
+            words = last_words(self._log_file)
+            raise RunFailed(f"vLLM took no new weights within {SYNC_TIMEOUT_S:.0f} s\n{words}") from None
+        self._calls.forget()
+
+    async def watch(self) -> NoReturn:
+        """Wait for as long as vLLM lives.
+
+        Raises:
+            RunFailed: it died; the message holds its last output.
+        """
+        while True:
+            await self._answer(self._actor.check_health.remote())
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def close(self) -> None:
+        """End vLLM and its children; bounded."""
+        with suppress(TimeoutError, RayActorError, RayTaskError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                if self.base_url:
+                    await self._actor.stop.remote()
+        ray.kill(self._actor)
+        for pid in self.pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._calls.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _answer(self, ref: Any) -> Any:
+        """The result of a call to the actor, or its failure with its own last output."""
+        try:
+            return await ref
+        except RayActorError:
+            raise RunFailed(f"the vLLM actor died\n{last_words(self._log_file)}") from None
+        except RayTaskError as error:
+            raise RunFailed(f"vLLM failed: {error.cause}\n{last_words(self._log_file)}") from None
+
+
+def actor_variables(settings: GenerationSettings) -> dict[str, str]:
+    """Environment of the actor and its children."""
+    variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if settings.device == "cpu":
+        # By default vLLM leaves a core to others; ours are idle while it samples.
+        variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    return variables
