@@ -25,9 +25,12 @@ START_TIMEOUT_S = 120.0
 def prepare_ray(*, address: str | None) -> None:
     """Set what Ray reads when it is imported: call this before anything imports it.
 
-    A cluster of our own gets a new token; one that is joined has its own (``RAY_AUTH_TOKEN``).
+    A cluster of our own gets a new token; one that is joined has its own (``RAY_AUTH_TOKEN``). A second run in the same
+    process (a trial of a sweep) goes on with the variables of the first.
     """
-    assert "ray" not in sys.modules, "Ray has read its variables already"
+    if "ray" in sys.modules:
+        assert address is not None or os.environ.get("RAY_AUTH_MODE") == "token", "Ray has read its variables already"
+        return
     if address is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         os.environ.pop("RAY_ADDRESS", None)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -36,9 +36,9 @@ class Display(Protocol):
         """Show how far training is, and what it is doing now."""
         ...
 
-    def close(self) -> None:
-        """Stop drawing."""
-        ...
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
 
 
 class PhaseContext(Protocol):
@@ -92,7 +92,10 @@ class PlainDisplay:
     def steps(self, done: int, total: int, doing: str) -> None:
         """Plain output has a line per step already."""
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         """Nothing to stop."""
 
 
@@ -110,8 +113,11 @@ class TerminalDisplay:
             console=self._console,
             transient=True,
         )
-        self._progress.start()
         self._steps: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Say]:
@@ -131,5 +137,5 @@ class TerminalDisplay:
             self._steps = self._progress.add_task("training", total=total, detail=doing)
         self._progress.update(self._steps, completed=done, total=total, detail=doing)
 
-    def close(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._progress.stop()

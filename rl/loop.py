@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from gym_bridge.samples import train_samples
 from gym_bridge.types import Rollout, RolloutRequest, TrainSample
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import RunFailed
+from launcher.schema.training import RewardScalingConfig, RewardShapingConfig
 from rl.advantages import AdvantageSettings, group_advantages
 from rl.data import PromptOrder, group_requests
+from rl.dynamic_sampling import GroupSelection, selected_groups
 from rl.layout import LayoutSettings, rank_batches
 from rl.metrics import step_metrics, validation_metrics
 from rl.report import Report
+from rl.rewards import training_rewards
 from rl.schedule import ScheduleSettings, learning_rate
 from rl.types import RolloutSource
 from rl.workers.batch import RankBatch
@@ -40,11 +43,17 @@ class LoopSettings:
     advantages: AdvantageSettings
     layout: LayoutSettings
     schedule: ScheduleSettings
+    reward_scaling: RewardScalingConfig | None
+    reward_shaping: RewardShapingConfig | None
+    overlong_filtering: bool
+    """Truncated responses count in their group's baseline and are not trained."""
+    max_gen_batches: int | None
+    """Batches that dynamic sampling may draw for one step; None trains every group as it comes."""
     shuffle: bool
     val_at_start: bool
     val_at_end: bool
     max_failed_share: float
-    """The run stops when more than this share of a step's rollouts failed."""
+    """The run stops when more than this share of a batch's rollouts failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +80,9 @@ class Stopwatch:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """``<prefix>_timing/<phase>`` of all phases and ``<prefix>_timing/total_step_time``."""
-        total = {"total_step_time": time.monotonic() - self.started}
-        return {f"{prefix}_timing/{name}": seconds for name, seconds in (self.seconds | total).items()}
+    def with_total(self) -> dict[str, float]:
+        """Seconds of all phases, and ``total_step_time`` up to now."""
+        return self.seconds | {"total_step_time": time.monotonic() - self.started}
 
 
 class TrainingLoop:
@@ -88,7 +96,7 @@ class TrainingLoop:
         source: RolloutSource,
         policy: PolicyGroup,
         report: Report,
-        scratch: Path,
+        weights_folder: Path,
     ):
         """
         Args:
@@ -97,7 +105,7 @@ class TrainingLoop:
             source: gives rollouts, takes weights.
             policy: the model under training.
             report: told everything.
-            scratch: memory-backed folder through which weights travel to the sampler.
+            weights_folder: memory-backed; weights travel through it to the sampler.
         """
         self._settings = settings
         self._plan = settings.plan
@@ -105,7 +113,7 @@ class TrainingLoop:
         self._source = source
         self._policy = policy
         self._report = report
-        self._scratch = scratch
+        self._weights_folder = weights_folder
         self._order = PromptOrder(num_rows=len(rows.training), seed=settings.plan.seed, shuffle=settings.shuffle)
         self._cursor = 0
         self._policy_version = 0
@@ -116,7 +124,7 @@ class TrainingLoop:
             self._report.doing(0, "validating")
             watch = Stopwatch()
             metrics = await self._validate(0, watch)
-            self._report.validated_at_start(metrics | watch.metrics("val"))
+            self._report.validated_at_start(metrics | {"val_timing/total_validation_time": watch.seconds["validation"]})
         for step in range(1, self._plan.num_steps + 1):
             await self._step(step)
 
@@ -125,10 +133,10 @@ class TrainingLoop:
         # 1. Collect a group of rollouts for each prompt.
         self._report.doing(step, "generating")
         with watch.phase("generation"):
-            rollouts = await self._collect(self._next_requests())
+            sampled, rollouts, selection = await self._collect_groups()
         # 2. Score each rollout against its group.
         with watch.phase("advantage_calculation"):
-            advantages = group_advantages(rollouts, self._settings.advantages)
+            advantages = self._advantages(rollouts)
         # 3. Lay the samples out for the ranks.
         with watch.phase("training_prep"):
             batches = self._lay_out(rollouts, advantages)
@@ -143,12 +151,45 @@ class TrainingLoop:
         # 6. Validate.
         validation = await self._validate(step, watch) if self._validates_after(step) else {}
         # 7. Report.
-        metrics = step_metrics(rollouts, advantages, results, seconds=watch.seconds) | validation
-        self._report.step(step, metrics | watch.metrics("train"), rollouts, advantages)
+        metrics = step_metrics(
+            sampled=sampled,
+            trained=rollouts,
+            advantages=advantages,
+            scaling=self._settings.reward_scaling,
+            shaping=self._settings.reward_shaping,
+            selection=selection,
+            results=results,
+            learning_rate=learning_rate(step, self._settings.schedule),
+            micro_batches=[batch for ranks in batches for rank in ranks for batch in rank.micro_batches],
+            seconds=watch.with_total(),
+        )
+        self._report.step(step, metrics | validation, rollouts, advantages)
 
-    def _next_requests(self) -> list[RolloutRequest]:
-        rows, self._cursor = self._order.take(self._cursor, self._plan.num_prompts_per_step)
-        return group_requests(self._rows.training, rows, num_generations=self._plan.num_generations_per_prompt)
+    async def _collect_groups(self) -> tuple[list[Rollout], list[Rollout], GroupSelection | None]:
+        """Rollouts of one step: (all that were sampled, those whose groups are trained, how they were chosen)."""
+        most = self._settings.max_gen_batches
+        first = await self._collect(self._next_requests(first_group=0))
+        if most is None:
+            return first, first, None
+        batches = [first]
+        while not (selection := selected_groups(batches, num_wanted=self._plan.num_prompts_per_step)).complete:
+            if len(batches) == most:
+                raise RunFailed(selection.explanation())
+            first_group = len(batches) * self._plan.num_prompts_per_batch
+            batches.append(await self._collect(self._next_requests(first_group=first_group)))
+        return [rollout for batch in batches for rollout in batch], list(selection.rollouts), selection
+
+    def _advantages(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """Of each rollout; 0 for failed ones and for groups without spread."""
+        settings = self._settings
+        rewards = training_rewards(rollouts, scaling=settings.reward_scaling, shaping=settings.reward_shaping)
+        groups = np.array([rollout.group_id for rollout in rollouts])
+        return group_advantages(rewards, groups, settings.advantages).tolist()
+
+    def _next_requests(self, *, first_group: int) -> list[RolloutRequest]:
+        rows, self._cursor = self._order.take(self._cursor, self._plan.num_prompts_per_batch)
+        num_generations = self._plan.num_generations_per_prompt
+        return group_requests(self._rows.training, rows, num_generations=num_generations, first_group=first_group)
 
     async def _collect(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """All rollouts, in the order of their requests.
@@ -171,21 +212,27 @@ class TrainingLoop:
         samples: list[TrainSample] = []
         sample_advantages: list[float] = []
         for rollout, advantage in zip(rollouts, advantages, strict=True):
-            if rollout.failure is None:
+            if rollout.failure is None and not (rollout.truncated and self._settings.overlong_filtering):
                 made = train_samples(rollout)
                 samples.extend(made)
                 sample_advantages.extend([advantage] * len(made))
         return rank_batches(samples, np.array(sample_advantages, np.float32), self._settings.layout)
 
     async def _train(self, batches: Sequence[Sequence[RankBatch]], step: int) -> list[StepResult]:
-        """One optimizer step per entry of ``batches``."""
+        """One optimizer step per entry of ``batches``, all against the policy that sampled the rollouts."""
         rate = learning_rate(step, self._settings.schedule)
+        if len(batches) > 1:  # after the first update the current weights no longer say what the policy was
+            batches = [
+                [replace(batch, previous_logprobs=values) for batch, values in zip(ranks, scores, strict=True)]
+                for ranks in batches
+                for scores in [await self._policy.logprobs(ranks)]
+            ]
         return [await self._policy.train(ranks, learning_rate=rate) for ranks in batches]
 
     async def _sync_weights(self) -> None:
         self._policy_version += 1
-        folder = self._scratch / f"weights-{self._policy_version}"
-        folder.mkdir(parents=True)
+        folder = self._weights_folder / str(self._policy_version)
+        folder.mkdir()
         try:
             await self._policy.write_weights(folder)
             await self._source.update_weights(folder, policy_version=self._policy_version)

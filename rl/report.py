@@ -4,10 +4,11 @@ loop --> Report --> Display (stderr)
                 --> metrics.jsonl, rollouts/, status.json
 """
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from gym_bridge.types import Rollout
 from launcher.run_directory import RunDirectory
@@ -31,7 +32,20 @@ class Report:
         self._step_seconds: list[float] = []
         self._step = 0
         self._metrics: dict[str, float | int] = {}
+
+    def __enter__(self) -> Self:
         self._status("running", phase="starting")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Record how the run ended."""
+        match error:
+            case None:
+                self._status("completed", phase="ended")
+            case asyncio.CancelledError() | KeyboardInterrupt():
+                self._status("cancelled", phase="ended")
+            case _:
+                self._status("failed", phase="ended", error=str(error) or repr(error))
 
     def doing(self, step: int, activity: str) -> None:
         """Say what the run does now."""
@@ -65,10 +79,6 @@ class Report:
     def warning(self, text: str) -> None:
         """Show something that needs attention."""
         self._display.line(f"warning: {text}", style="yellow")
-
-    def finished(self, status: Status, *, error: str | None = None) -> None:
-        """Record how the run ended."""
-        self._status(status, phase="ended", error=error)
 
     def _append(self, metrics: Mapping[str, float | int]) -> None:
         self._metrics |= metrics

@@ -11,7 +11,6 @@ from rich.table import Table
 from launcher.checking import check_job, has_errors
 from launcher.cli import print_problems
 from launcher.commands.check import add_job_arguments
-from launcher.commands.train import run_until_done
 from launcher.compile import compile_plan
 from launcher.gathering import FactReader
 from launcher.resolve import read_config
@@ -43,14 +42,9 @@ def run(options: argparse.Namespace) -> int:
         if (value := getattr(options, flag)) is not None and value < 1:
             raise UsageError(f"--{flag} is {value}; at least 1 is needed")
     job, plan = _job_and_plan(options)
-    from rl.driver import evaluate  # needs the engine's packages, which a machine that only checks lacks
+    from rl import entry  # needs the engine's packages, which a machine that only checks lacks
 
-    from rl.reward_summary import reward_summary
-
-    rollouts = run_until_done(
-        evaluate(job, plan, num_samples=options.samples, max_rows=options.rows, split=options.split)
-    )
-    summary = reward_summary(rollouts)
+    summary = entry.evaluate(job, plan, num_samples=options.samples, max_rows=options.rows, split=options.split)
     if options.json:
         print(json.dumps(summary.to_json()))
     else:

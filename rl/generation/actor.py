@@ -55,6 +55,8 @@ class VllmActor:
 
     def __init__(self, settings: GenerationSettings, *, log_file: Path, call_file: Path):
         redirect_output(log_file)
+        if os.getpgid(0) != os.getpid():
+            os.setpgid(0, 0)  # one process group, so that what vLLM starts can be ended with this process
         self._settings = settings
         self._call_log = CallLog(call_file)
 
@@ -106,14 +108,19 @@ class VllmActor:
         children = psutil.Process().children(recursive=True)
         return {"actor": os.getpid(), **{f"{child.name()}-{child.pid}": child.pid for child in children}}
 
-    async def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Load new weights while nothing is in flight."""
-        assert self._gateway.in_flight == 0, "a model call would straddle two policies"
-        await self._engine.pause_generation(mode="keep")  # the default mode aborts requests
+    async def update_weights(self, folder: Path, policy_version: int) -> int:
+        """Load new weights; gives the number of model calls that were still in flight, and are aborted by it.
+
+        The loop syncs when every rollout is back. What is in flight then belongs to rollouts that were given up, and
+        no call may be sampled by two policies.
+        """
+        num_aborted = self._gateway.in_flight
+        await self._engine.pause_generation(mode="abort")
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         await self._engine.reset_prefix_cache()  # cached keys and values are the old policy's
-        await self._engine.resume_generation()
         self._gateway.policy_version = policy_version
+        await self._engine.resume_generation()
+        return num_aborted
 
     async def check_health(self) -> None:
         """Raise when the engine is dead."""

@@ -6,6 +6,7 @@ VllmEngine.start --> VllmActor (engine core and workers are its children) --> ht
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -24,9 +25,13 @@ from rl.generation.actor import SERVED_NAME, GenerationSettings, VllmActor
 from rl.generation.call_log import CallLogReader
 
 START_TIMEOUT_S = 600.0
+"""Bound on each phase of a start."""
 SYNC_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -69,61 +74,58 @@ class VllmEngine:
         ).remote(settings, log_file=log_file, call_file=call_file)  # fmt: skip
         engine = cls(actor, api_key=api_key, log_file=log_file, calls=CallLogReader(call_file))
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                engine.pids = {"actor": await engine._answer(actor.pid.remote())}
-                on_progress("importing vLLM")
-                await engine._answer(actor.import_vllm.remote())
-                on_progress("loading the model")
-                await engine._answer(actor.load.remote())
-                on_progress("opening the server")
-                engine.base_url = await engine._answer(actor.serve.remote(api_key))
-                engine.pids = await engine._answer(actor.pids.remote())
-        except TimeoutError:
-            await engine.close()
-            raise RunFailed(f"vLLM did not start within {START_TIMEOUT_S:.0f} s\n{last_words(log_file)}") from None
+            await engine._load(on_progress)
         except BaseException:
             await engine.close()
             raise
         return engine
+
+    async def _load(self, on_progress: Callable[[str], None]) -> None:
+        actor = self._actor
+        self.pids = {"actor": await self._answer(actor.pid.remote(), timeout_s=START_TIMEOUT_S)}
+        on_progress("importing vLLM")
+        await self._answer(actor.import_vllm.remote(), timeout_s=START_TIMEOUT_S)
+        on_progress("loading the model")
+        await self._answer(actor.load.remote(), timeout_s=START_TIMEOUT_S)
+        on_progress("opening the server")
+        self.base_url = await self._answer(actor.serve.remote(self.api_key), timeout_s=START_TIMEOUT_S)
+        self.pids = await self._answer(actor.pids.remote(), timeout_s=START_TIMEOUT_S)
 
     def find_call(self, token_ids: Sequence[int]) -> CallRecord | None:
         """What the gateway recorded of the model call that sampled these tokens."""
         return self._calls.find(token_ids)
 
     async def update_weights(self, folder: Path, *, policy_version: int) -> None:
-        """Sample from now on with the safetensors in ``folder``. Nothing may be in flight.
+        """Sample from now on with the safetensors in ``folder``. Model calls in flight are aborted.
 
         Raises:
             RunFailed: vLLM could not load them.
         """
-        try:
-            async with asyncio.timeout(SYNC_TIMEOUT_S):
-                await self._answer(self._actor.update_weights.remote(folder, policy_version))
-        except TimeoutError:
-            words = last_words(self._log_file)
-            raise RunFailed(f"vLLM took no new weights within {SYNC_TIMEOUT_S:.0f} s\n{words}") from None
+        update = self._actor.update_weights.remote(folder, policy_version)
+        if num_aborted := await self._answer(update, timeout_s=SYNC_TIMEOUT_S):
+            logger.warning("%d model calls outlived their rollouts and were aborted", num_aborted)
         self._calls.forget()
 
     async def watch(self) -> NoReturn:
         """Wait for as long as vLLM lives.
 
         Raises:
-            RunFailed: it died; the message holds its last output.
+            RunFailed: it died, or does not answer any more; the message holds its last output.
         """
         while True:
-            await self._answer(self._actor.check_health.remote())
+            await self._answer(self._actor.check_health.remote(), timeout_s=HEALTH_TIMEOUT_S)
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def close(self) -> None:
-        """End vLLM and its children; bounded."""
+        """End vLLM and all its processes; bounded."""
         with suppress(TimeoutError, RayActorError, RayTaskError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 if self.base_url:
                     await self._actor.stop.remote()
         ray.kill(self._actor)
-        for pid in self.pids.values():
+        if "actor" in self.pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(self.pids["actor"], signal.SIGKILL)
         self._calls.close()
 
     async def __aenter__(self) -> Self:
@@ -132,14 +134,22 @@ class VllmEngine:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def _answer(self, ref: Any) -> Any:
+    async def _answer(self, ref: Any, *, timeout_s: float) -> Any:
         """The result of a call to the actor, or its failure with its own last output."""
         try:
-            return await ref
+            async with asyncio.timeout(timeout_s):
+                return await ref
+        except TimeoutError:
+            raise self._failure(f"vLLM did not answer within {timeout_s:.0f} s") from None
         except RayActorError:
-            raise RunFailed(f"the vLLM actor died\n{last_words(self._log_file)}") from None
+            raise self._failure("the vLLM actor died") from None
         except RayTaskError as error:
-            raise RunFailed(f"vLLM failed: {error.cause}\n{last_words(self._log_file)}") from None
+            raise self._failure(f"vLLM failed: {_first_line(error.cause)}") from None
+
+    def _failure(self, what: str) -> RunFailed:
+        gone = [f"{name} (pid {pid})" for name, pid in self.pids.items() if not Path(f"/proc/{pid}").exists()]
+        gone_words = f"; gone: {', '.join(gone)}" if gone else ""
+        return RunFailed(f"{what}{gone_words}\n{last_words(self._log_file)}")
 
 
 def actor_variables(settings: GenerationSettings) -> dict[str, str]:
@@ -149,3 +159,7 @@ def actor_variables(settings: GenerationSettings) -> dict[str, str]:
         # By default vLLM leaves a core to others; ours are idle while it samples.
         variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     return variables
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -3,11 +3,6 @@
 A single rank is not wrapped: sharding over one rank changes no number and costs a copy of the weights per pass.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -16,19 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rl.workers.policy import PolicyModel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSettings:
-    """What is loaded, and how."""
-
-    folder: Path
-    """Local folder with config, safetensors and tokenizer."""
-    trust_remote_code: bool
-    activation_checkpointing: bool
-    """Recompute each layer's activations in the backward pass."""
-    config_overrides: Mapping[str, Any]
-    """Keys of the model's config to replace, nested keys included."""
+from rl.workers.settings import ModelSettings
 
 
 def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.device) -> PolicyModel:
@@ -68,15 +51,9 @@ def decoder_layers(language_model: PreTrainedModel) -> nn.ModuleList:
 def full_weights(policy: PolicyModel) -> dict[str, Tensor]:
     """All weights under the names of the model's own files; whole on every rank, so all ranks must call it.
 
-    Tied weights appear once.
+    Tied weights appear once, under the name of the weight they are tied to.
     """
     weights = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True))
-    prefix = "language_model."
-    seen: set[int] = set()
-    named: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        tensor = value.detach()
-        if tensor.data_ptr() not in seen:  # tied weights share their storage
-            seen.add(tensor.data_ptr())
-            named[name.removeprefix(prefix)] = tensor
-    return named
+    tied = policy.language_model.all_tied_weights_keys
+    names = {name.removeprefix("language_model."): value.detach() for name, value in weights.items()}
+    return {name: value for name, value in names.items() if name not in tied}

@@ -18,8 +18,10 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from launcher.schema.problems import RunFailed
 from rl.actor_output import last_words
-from rl.workers.rank import PolicyRank, RankResult, RankSettings
-from rl.workers.step import RankBatch, StepResult, joined_results
+from rl.workers.batch import RankBatch
+from rl.workers.rank import PolicyRank
+from rl.workers.settings import RankSettings
+from rl.workers.step import RankResult, StepResult, joined_results
 
 START_TIMEOUT_S = 600.0
 
@@ -58,7 +60,7 @@ class PolicyGroup:
         group = cls(ranks, log_files=log_files, pids=())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                group.pids = await group._all("load")
+                group.pids = await group._all("pid")
         except TimeoutError:
             group.close()
             words = "\n".join(last_words(file) for file in log_files)

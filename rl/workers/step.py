@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -100,6 +101,7 @@ def train_step(
         if trains:
             (loss * batch.data_parallel_size).backward()
         statistics.append(sums)
+    _reshard(policy)
     grad_norm = _clip_gradients(policy, settings.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -116,10 +118,12 @@ def train_step(
 def score(policy: PolicyModel, batch: RankBatch, settings: StepSettings) -> tuple[FloatArray, ...]:
     """Log-probabilities of the trained tokens of each micro-batch under the current weights, without gradient."""
     with torch.no_grad():
-        return tuple(
+        scores = tuple(
             _logprobs(policy, micro_batch, settings)[0].cpu().numpy().astype(np.float32)
             for micro_batch in batch.micro_batches
         )
+    _reshard(policy)
+    return scores
 
 
 def peak_memory_bytes() -> int:
@@ -170,6 +174,13 @@ def _logprobs(policy: PolicyModel, micro_batch: MicroBatch, settings: StepSettin
             device_batch(micro_batch, device), temperature=settings.sampling.temperature, top_k=settings.sampling.top_k
         )
     return logprobs, entropies
+
+
+def _reshard(policy: PolicyModel) -> None:
+    """Free gathered weights: a forward pass without backward leaves FSDP2's root group gathered, and then
+    ``parameters()`` gives copies that have no gradient."""
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
 
 
 def _clip_gradients(policy: PolicyModel, max_norm: float) -> float:

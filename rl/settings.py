@@ -1,0 +1,126 @@
+"""From a job and its plan to what each part of the engine needs; nothing else reads the whole job."""
+
+from pathlib import Path
+from typing import Literal
+
+from launcher.schema.job import JobConfig
+from launcher.schema.plan import RunPlan
+from rl.advantages import AdvantageSettings
+from rl.generation.actor import GenerationSettings
+from rl.generation.live import GymSettings
+from rl.layout import LayoutSettings
+from rl.loop import LoopSettings
+from rl.loss import LossSettings
+from rl.optimizer import OptimizerSettings
+from rl.schedule import ScheduleSettings
+from rl.workers.settings import ModelSettings, RankSettings
+
+
+def rank_settings(job: JobConfig, plan: RunPlan, *, model_folder: Path, device: Literal["cpu", "cuda"]) -> RankSettings:
+    """What each rank of the policy needs."""
+    training = job.training
+    return RankSettings(
+        model=ModelSettings(
+            folder=model_folder,
+            trust_remote_code=job.model.trust_remote_code,
+            activation_checkpointing=training.activation_checkpointing,
+            config_overrides=training.hf_config_overrides or {},
+        ),
+        optimizer=OptimizerSettings(
+            optimizer_type=training.optimizer_type,
+            weight_decay=training.weight_decay,
+            adam_beta1=training.adam_beta1,
+            adam_beta2=training.adam_beta2,
+            adam_eps=training.adam_eps,
+        ),
+        loss=LossSettings(
+            ratio_clip_min=training.ratio_clip_min,
+            ratio_clip_max=training.ratio_clip_max,
+            ratio_clip_c=training.ratio_clip_c,
+            ref_policy_kl_penalty=training.ref_policy_kl_penalty,
+            use_on_policy_kl_approximation=training.use_on_policy_kl_approximation,
+            use_importance_sampling_correction=training.use_importance_sampling_correction,
+            truncated_importance_sampling_type=training.truncated_importance_sampling_type,
+            truncated_importance_sampling_ratio=training.truncated_importance_sampling_ratio,
+            truncated_importance_sampling_ratio_min=training.truncated_importance_sampling_ratio_min,
+        ),
+        sampling=plan.sampling,
+        device=device,
+        compute_dtype=job.model.dtype,
+        max_grad_norm=training.max_grad_norm,
+        seed=plan.seed,
+    )
+
+
+def loop_settings(job: JobConfig, plan: RunPlan, *, hidden_size: int) -> LoopSettings:
+    """What the loop decides by."""
+    training = job.training
+    return LoopSettings(
+        plan=plan,
+        advantages=AdvantageSettings(
+            use_leave_one_out_baseline=training.use_leave_one_out_baseline,
+            normalize_rewards=training.normalize_rewards,
+            advantage_clip_low=training.advantage_clip_low,
+            advantage_clip_high=training.advantage_clip_high,
+        ),
+        layout=LayoutSettings(
+            strategy=training.batching_strategy,
+            micro_batch_size=training.micro_batch_size,
+            train_mb_tokens=plan.train_mb_tokens,
+            sequence_length_round=training.sequence_length_round,
+            data_parallel_size=plan.data_parallel_size,
+            optimizer_steps=plan.optimizer_steps_per_step,
+            hidden_size=hidden_size,
+            needs_all_gradients=training.ref_policy_kl_penalty > 0,
+        ),
+        schedule=ScheduleSettings(
+            optimizer_type=training.optimizer_type,
+            learning_rate=training.learning_rate,
+            min_learning_rate=plan.min_learning_rate,
+            warmup_steps=plan.warmup_steps,
+            num_steps=plan.num_steps,
+        ),
+        reward_scaling=training.reward_scaling,
+        reward_shaping=training.reward_shaping,
+        overlong_filtering=training.overlong_filtering,
+        max_gen_batches=training.dynamic_sampling_max_gen_batches if training.use_dynamic_sampling else None,
+        shuffle=training.shuffle,
+        val_at_start=training.val_at_start,
+        val_at_end=training.val_at_end,
+        max_failed_share=job.engine.max_failed_share,
+    )
+
+
+def generation_settings(
+    job: JobConfig, plan: RunPlan, *, model_folder: Path, device: Literal["cpu", "cuda"]
+) -> GenerationSettings:
+    """What vLLM needs."""
+    return GenerationSettings(
+        model_folder=model_folder,
+        sampling=plan.sampling,
+        device=device,
+        dtype=job.model.dtype,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=job.gym.max_in_flight,
+        tensor_parallel_size=plan.vllm_tensor_parallel_size,
+        gpu_memory_utilization=job.training.vllm_gpu_memory_utilization,
+        tool_call_parser=job.model.tool_call_parser,
+        reasoning_parser=job.model.reasoning_parser,
+        chat_template=job.model.chat_template,
+        trust_remote_code=job.model.trust_remote_code,
+        seed=plan.seed,
+        config_overrides=dict(job.training.hf_config_overrides or {}),
+    )
+
+
+def gym_settings(job: JobConfig, *, package: Path, cache: Path) -> GymSettings:
+    """What the environment's servers need."""
+    return GymSettings(
+        package=package,
+        version=job.gym.version,
+        cache=cache,
+        start_timeout_s=job.gym.start_timeout_s,
+        rollout_timeout_s=job.gym.rollout_timeout_s,
+        max_in_flight=job.gym.max_in_flight,
+        max_rollout_turns=job.training.max_rollout_turns,
+    )

@@ -1,0 +1,39 @@
+"""What a rank of the policy needs to know. Without transformers, which the driver does not need and is slow to import."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.schema.sampling import Sampling
+from rl.loss import LossSettings
+from rl.optimizer import OptimizerSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """What is loaded, and how."""
+
+    folder: Path
+    """Local folder with config, safetensors and tokenizer."""
+    trust_remote_code: bool
+    activation_checkpointing: bool
+    """Recompute each layer's activations in the backward pass."""
+    config_overrides: Mapping[str, Any]
+    """Keys of the model's config to replace, nested keys included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSettings:
+    """Everything a rank needs to know; the same on all of them."""
+
+    model: ModelSettings
+    optimizer: OptimizerSettings
+    loss: LossSettings
+    sampling: Sampling
+    device: Literal["cpu", "cuda"]
+    compute_dtype: Literal["bfloat16", "float32"]
+    """Precision of the forward and backward pass; master weights and optimizer state are float32."""
+    max_grad_norm: float
+    """Gradients are scaled down to this norm; 0 leaves them alone."""
+    seed: int
