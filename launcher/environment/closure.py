@@ -61,6 +61,7 @@ def wheel_problems(
     target = target or matching_target(wheels, Target(arch=host_arch()))
     problems += tag_problems(wheels, target)
     demands, addresses = server_demands(package, source, gym_version(DEFAULT_GYM_VERSION))
+    problems += environment_problems(package, wheels)
     if problems or not wheels:
         return problems + addresses, "cannot be told before the wheels are right"
     gaps = closure_gaps(demands, wheels, target)
@@ -103,6 +104,26 @@ def server_demands(package: Package, source: PackageSource, gym: GymVersion) -> 
     if isinstance(manifest, AdapterManifest):
         demands.append(Demand(requirement=Requirement("verifiers"), by=manifest.adapter.agent, install=1))
     return demands, problems
+
+
+def environment_names(package: Package) -> list[str]:
+    """What ``verifiers.load_environment()`` is asked for: the manifest's vf_env_id and those of the agents' configs."""
+    configured = (agent.config.get("vf_env_id") for agent in package.agents)
+    names = {name for name in (package.manifest.metadata.vf_env_id, *configured) if name and isinstance(name, str)}
+    return sorted(names)
+
+
+def environment_problems(package: Package, wheels: Sequence[Wheel]) -> list[Problem]:
+    """``verifiers`` environments that no vendored wheel holds."""
+    provided = {module for wheel in wheels for module in wheel.modules}
+    problems: list[Problem] = []
+    for name in environment_names(package):
+        module = name.replace("-", "_").rsplit("/", 1)[-1]
+        if module not in provided:
+            message = f"vf_env_id is {name!r}, and no wheel holds the module {module!r} that it is loaded from"
+            fix = f"put the wheel of {name} into wheels/, or correct vf_env_id"
+            problems.append(Problem(code="vf-env-id", path=WHEELS_FOLDER, message=message, fix=fix))
+    return problems
 
 
 def closure_gaps(demands: Sequence[Demand], wheels: Sequence[Wheel], target: Target) -> list[Demand]:

@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from gym_bridge.versions import GymVersion
 from launcher.environment.closure import (
     Demand,
     closure_gaps,
+    environment_names,
     gap_problem,
     platform_arguments,
     prove_closure,
@@ -49,7 +50,7 @@ class Pin:
     project: str
     version: str
     hashes: tuple[str, ...]
-    """Of the files that may be installed."""
+    """Of the files that may be installed; empty on an index that gives none."""
     has_wheel: bool
     """False when only source is on the index."""
 
@@ -129,10 +130,12 @@ def _own_demands(package: Package) -> list[Demand]:
     """The environment of an adapter package: no server asks for it, the harness imports it by name."""
     if not isinstance(package.manifest, AdapterManifest):
         return []
-    configured = {str(agent.config.get("vf_env_id") or "") for agent in package.agents}
-    names = {package.manifest.metadata.vf_env_id or "", *configured} - {""}
-    texts = [HARNESS_REQUIREMENTS[package.manifest.adapter.agent], *sorted(names)]
-    return [Demand(requirement=Requirement(text), by="the environment", install=1) for text in texts]
+    projects = [name.rsplit("/", 1)[-1] for name in environment_names(package)]
+    texts = [HARNESS_REQUIREMENTS[package.manifest.adapter.agent], *projects]
+    try:
+        return [Demand(requirement=Requirement(text), by="the environment", install=1) for text in texts]
+    except InvalidRequirement:
+        raise _refused(f"vf_env_id {', '.join(projects)} is not the name of a project", "correct vf_env_id") from None
 
 
 def _resolve(uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels: Path, scratch: Path) -> list[Pin]:
@@ -161,21 +164,22 @@ def _pin(entry: Mapping[str, Any]) -> Pin:
     return Pin(
         project=entry["name"],
         version=entry["version"],
-        hashes=tuple(f"sha256:{file['hashes']['sha256']}" for file in files),
+        hashes=tuple(f"sha256:{file['hashes']['sha256']}" for file in files if "sha256" in file.get("hashes", {})),
         has_wheel="wheels" in entry,
     )
 
 
 def _download(uv: Path, pins: Sequence[Pin], target: Target, *, own_wheels: Path, scratch: Path) -> None:
-    lines = [f"{pin.project}=={pin.version} {' '.join(f'--hash={value}' for value in pin.hashes)}\n" for pin in pins]
-    (scratch / "wheels.txt").write_text("".join(lines))
+    lines = [" ".join([f"{pin.project}=={pin.version}", *(f"--hash={value}" for value in pin.hashes)]) for pin in pins]
+    (scratch / "wheels.txt").write_text("\n".join(lines))
     links = ("--find-links", str(own_wheels)) if own_wheels.is_dir() else ()
     platforms = [word for platform in target.platforms for word in ("--platform", platform)]
     interpreter = f"cp{''.join(map(str, PYTHON))}"
     result = _run_pip(
         uv,
         [
-            *("download", "--requirement", "wheels.txt", "--dest", WHEELS_FOLDER, "--no-deps", "--require-hashes"),
+            *("download", "--requirement", "wheels.txt", "--dest", WHEELS_FOLDER, "--no-deps"),
+            *(("--require-hashes",) if all(pin.hashes for pin in pins) else ()),
             *("--only-binary", ":all:", "--python-version", ".".join(map(str, PYTHON)), "--implementation", "cp"),
             *("--abi", interpreter, "--abi", "abi3", "--abi", "none", *platforms, *links),
         ],

@@ -81,6 +81,8 @@ class Wheel:
     tags: frozenset[Tag]
     requires: tuple[Requirement, ...]
     """Its dependencies, markers included."""
+    modules: frozenset[str]
+    """What Python can import from it: top-level modules and packages."""
 
 
 def host_arch() -> Arch:
@@ -145,7 +147,7 @@ def _inspect(source: PackageSource, path: str) -> Wheel | Problem:
         with source.open(path) as file:
             _check_directory_size(file, source.listing.files[path])
             with zipfile.ZipFile(file) as archive:
-                metadata = _metadata(archive)
+                metadata, modules = _metadata(archive), _modules(archive)
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         return _refused(path, f"is no usable wheel: {error}", "download or build it again")
     message = BytesParser().parsebytes(metadata)
@@ -161,7 +163,9 @@ def _inspect(source: PackageSource, path: str) -> Wheel | Problem:
     if not admits:
         fix = "vendor a version that runs on Python 3.13"
         return _refused(path, f"needs Python {message['Requires-Python']}, and servers run on 3.13", fix)
-    return Wheel(path=path, project=project, version=str(version), tags=tags, requires=requires)
+    return Wheel(
+        path=path, project=project, version=str(version), tags=tags, requires=requires, modules=frozenset(modules)
+    )
 
 
 def _metadata(archive: zipfile.ZipFile) -> bytes:
@@ -184,6 +188,11 @@ def _metadata(archive: zipfile.ZipFile) -> bytes:
         raise ValueError(f"METADATA has {found[0].file_size:,} bytes")
     with archive.open(found[0]) as file:  # a bounded read: the size in the directory may be a lie
         return file.read(MAX_METADATA_BYTES)
+
+
+def _modules(archive: zipfile.ZipFile) -> set[str]:
+    top = (name.split("/")[0] for name in archive.namelist() if name.endswith((".py", ".so", ".pyd")))
+    return {name.split(".")[0] for name in top if not name.endswith((".dist-info", ".data"))}
 
 
 def _is_metadata(name: str) -> bool:

@@ -11,6 +11,7 @@ from gym_bridge.versions import DEFAULT_GYM_VERSION, GYM_VERSIONS
 from launcher.environment.closure import Demand, closure_gaps, prove_closure, server_demands
 from launcher.environment.package import inspect_package, load_package
 from launcher.environment.pure_wheel import pure_wheel
+from launcher.environment.scaffold import scaffold_package
 from launcher.environment.source import FolderSource
 from launcher.environment.wheels import Target, inspect_wheels, matching_target, tag_problems
 
@@ -221,3 +222,16 @@ def test_wheels_of_another_folder_do_not_count(native):
     root = wheels_package(native, **dict([pure_wheel("my-lib", "1.0", {})]))
     shutil.move(root / "wheels", root / "other")
     assert not inspect_package(FolderSource(root), target=X86).is_valid
+
+
+def test_the_verifiers_environment_must_be_in_a_wheel(tmp_path):
+    scaffold = scaffold_package("ascii-tree", format="adapter-wheels-v1", into=tmp_path)
+    wheels = Path(scaffold.package, "wheels")
+    (own,) = wheels.iterdir()
+    own.unlink()
+    name, content = pure_wheel("other", "1.0", {"other.py": ""})
+    (wheels / name).write_bytes(content)
+    problems = [p for p in inspect_package(FolderSource(Path(scaffold.package))).problems if p.severity == "error"]
+    assert [p.message for p in problems] == [
+        "vf_env_id is 'ascii-tree', and no wheel holds the module 'ascii_tree' that it is loaded from"
+    ]
