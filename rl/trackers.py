@@ -2,9 +2,9 @@
 
 loop --log(metrics)--> bounded queue --(thread)--> pipe --> process of the tracker (rl.tracker_process)
 
-A tracker runs in a process of its own because its library may wait for a network as long as it likes, at exit above all;
-here the run waits at most as long as ``close`` is told to, then ends that process. When a tracker fails, its own last words are
-logged once and the run goes on: ``metrics.jsonl`` has everything.
+A tracker runs in a process of its own because its library may wait for a network as long as it likes, at exit above
+all; the run waits as long as ``close`` is told to, then ends that process. When a tracker fails, its own last words
+are logged once and the run goes on: ``metrics.jsonl`` has everything.
 """
 
 import json
@@ -53,7 +53,7 @@ class Trackers:
         self._trackers = [
             TrackerProcess(
                 settings["tracker"],
-                [sys.executable, "-m", "rl.tracker_process"],
+                [sys.executable, "-P", "-m", "rl.tracker_process"],  # -P: a folder here called wandb is no module
                 settings=settings,
                 log_file=logs / f"tracker-{settings['tracker']}.log",
             )
@@ -98,6 +98,11 @@ class TrackerProcess:
         self._feeder = threading.Thread(target=self._feed, name=f"tracker {name}", daemon=True)
         self._feeder.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process; its group has the same number."""
+        return self._process.pid
+
     def log(self, metrics: Mapping[str, float]) -> None:
         """Queue one step; dropped when the tracker has failed."""
         with self._changed:
@@ -119,7 +124,7 @@ class TrackerProcess:
                 self._warn_once(f"ended with status {status}")
         except subprocess.TimeoutExpired:
             self._warn_once(f"was still busy {max(timeout_s, 0.0):.0f} s after the run's end and was stopped")
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
         self._feeder.join(timeout=1.0)
 
