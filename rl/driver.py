@@ -29,7 +29,6 @@ from rl.loop import Rows, TrainingLoop
 from rl.model_files import cache_folder, model_folder
 from rl.report import Report
 from rl.settings import generation_settings, gym_settings, loop_settings, rank_settings
-from rl.summary import run_summary
 from rl.tasks import all_of, first_of
 from rl.workers.group import PolicyGroup
 
@@ -49,11 +48,8 @@ class Machine:
     """Size of its weight files."""
 
 
-async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> str:
+async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> None:
     """Train a checked job into its run directory.
-
-    Returns:
-        A summary for a person.
 
     Raises:
         RunFailed: a part could not start, or died; the message holds its own last words.
@@ -75,7 +71,6 @@ async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> str:
             await first_of(loop.run(), source.watch())
             with display.phase("exporting the model"):
                 await policy.export(run.export)
-        return run_summary(run, plan)
 
 
 async def evaluate(

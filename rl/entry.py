@@ -12,6 +12,7 @@ from launcher.run_directory import RunDirectory
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from rl.cluster import prepare_ray
+from rl.summary import run_summary
 
 if TYPE_CHECKING:
     from rl.reward_summary import RewardSummary
@@ -24,10 +25,16 @@ def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> str:
         RunFailed: a part could not start, or died.
         KeyboardInterrupt: after everything was ended.
     """
-    prepare_ray(address=job.cluster.address)
-    from rl import driver  # imports Ray
+    if job.engine.name == "nemo_rl":
+        from rl.nemo_rl.run import train as train_on_nemo_rl  # needs no torch
 
-    return _until_done(driver.train(job, plan, run))
+        _until_done(train_on_nemo_rl(job, plan, run))
+    else:
+        prepare_ray(address=job.cluster.address)
+        from rl import driver  # imports Ray
+
+        _until_done(driver.train(job, plan, run))
+    return run_summary(run, plan)
 
 
 def evaluate(

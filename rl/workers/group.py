@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from launcher.schema.problems import RunFailed
 from rl.actor_output import last_words
@@ -123,16 +123,15 @@ class PolicyGroup:
     async def _answer(self, rank: int, ref: Awaitable[Any]) -> Any:
         try:
             return await ref
-        except RayActorError as error:
-            words = last_words(self._log_files[rank])
-            raise RunFailed(f"policy rank {rank} died ({_first_line(error)})\n{words}") from None
         except RayTaskError as error:
-            words = last_words(self._log_files[rank])
-            raise RunFailed(f"policy rank {rank} failed: {error.cause!r}\n{words}") from None
+            what = f"policy rank {rank} failed: {_first_line(error.cause)}"
+        except RayError as error:  # the process is gone: killed, out of memory, or it could not be made
+            what = f"policy rank {rank} died: {_first_line(error)}"
+        raise RunFailed(f"{what}\n{last_words(self._log_files[rank])}")
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _free_port() -> int:

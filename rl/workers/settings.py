@@ -1,4 +1,4 @@
-"""What a rank of the policy needs to know. Without transformers, which the driver does not need and is slow to import."""
+"""What a rank of the policy needs to know; no transformers here, which the driver need not spend seconds on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
