@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from gym_bridge.types import Rollout, RolloutRequest
 from launcher.dataset import find_dataset, read_rows
 from launcher.device import find_device
@@ -30,6 +32,7 @@ from rl.model_files import cache_folder, model_folder
 from rl.report import Report
 from rl.settings import generation_settings, gym_settings, loop_settings, rank_settings
 from rl.tasks import all_of, first_of
+from rl.trackers import Trackers
 from rl.workers.group import PolicyGroup
 
 type Split = Literal["validation", "training"]
@@ -55,7 +58,10 @@ async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> None:
         RunFailed: a part could not start, or died; the message holds its own last words.
         LauncherError: something the user gave turned out wrong only now.
     """
-    with open_display() as display, Report(run, plan, display) as report:
+    with (
+        open_display() as display,
+        Report(run, plan, display, backend="local", health=job.health, trackers=_trackers(job, plan, run)) as report,
+    ):
         rows = load_rows(job)
         machine = await _machine(job, display)
         async with _ray(job, machine, display) as scratch, AsyncExitStack() as parts:
@@ -98,6 +104,17 @@ async def evaluate(
             requests = group_requests(chosen, indices, num_generations=num_samples)
             with display.phase(f"sampling {len(requests)} rollouts") as say:
                 return await first_of(_collected(source, requests, say), source.watch())
+
+
+def _trackers(job: JobConfig, plan: RunPlan, run: RunDirectory) -> Trackers:
+    name = f"{plan.run_name}-{run.path.name}"
+    return Trackers(
+        job.logger,
+        folder=run.path,
+        run_id=name,
+        run_name=name,
+        job=yaml.safe_load((run.path / "config.yaml").read_text()),
+    )
 
 
 def load_rows(job: JobConfig) -> Rows:

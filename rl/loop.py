@@ -121,17 +121,17 @@ class TrainingLoop:
     async def run(self) -> None:
         """Train all steps, with a validation pass before and after as the settings say."""
         if self._settings.val_at_start and self._rows.validation:
-            self._report.doing(0, "validating")
+            self._report.doing("validating")
             watch = Stopwatch()
             metrics = await self._validate(0, watch)
-            self._report.validated_at_start(metrics | {"val_timing/total_validation_time": watch.seconds["validation"]})
+            self._report.step({"step": 0, **metrics, "val_timing/total_validation_time": watch.seconds["validation"]})
         for step in range(1, self._plan.num_steps + 1):
             await self._step(step)
 
     async def _step(self, step: int) -> None:
         watch = Stopwatch()
         # 1. Collect a group of rollouts for each prompt.
-        self._report.doing(step, "generating")
+        self._report.doing("generating")
         with watch.phase("generation"):
             sampled, rollouts, selection = await self._collect_groups()
         # 2. Score each rollout against its group.
@@ -141,11 +141,11 @@ class TrainingLoop:
         with watch.phase("training_prep"):
             batches = self._lay_out(rollouts, advantages)
         # 4. Train.
-        self._report.doing(step, "training")
+        self._report.doing("training")
         with watch.phase("policy_training"):
             results = await self._train(batches, step)
         # 5. Hand the new weights to the sampler.
-        self._report.doing(step, "syncing weights")
+        self._report.doing("syncing weights")
         with watch.phase("weight_sync"):
             await self._sync_weights()
         # 6. Validate.
@@ -163,7 +163,8 @@ class TrainingLoop:
             micro_batches=[batch for ranks in batches for rank in ranks for batch in rank.micro_batches],
             seconds=watch.with_total(),
         )
-        self._report.step(step, metrics | validation, rollouts, advantages)
+        self._report.rollouts(step, rollouts, advantages=advantages)
+        self._report.step({"step": step, **metrics, **validation})
 
     async def _collect_groups(self) -> tuple[list[Rollout], list[Rollout], GroupSelection | None]:
         """Rollouts of one step: (all that were sampled, those whose groups are trained, how they were chosen)."""

@@ -1,98 +1,133 @@
-"""What a run tells: lines for a person, and the files of its run directory.
+"""What a run tells while it goes on: lines for a person, and the files of its run directory. Both engines use it.
 
-loop --> Report --> Display (stderr)
-                --> metrics.jsonl, rollouts/, status.json
+engine --> Report --> Display (stderr)
+                  --> metrics.jsonl, rollouts/, status.json, trackers
+                  --> health: a warning, or the end of the run
 """
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from gym_bridge.types import Rollout
 from launcher.run_directory import RunDirectory
+from launcher.schema.groups import HealthConfig
 from launcher.schema.plan import RunPlan
+from launcher.schema.problems import RunFailed
 from rl.display import Display
+from rl.health import new_verdicts
+from rl.trackers import Trackers
 
 Status = Literal["running", "completed", "failed", "cancelled"]
 
-SECONDS_SHOWN = {"generation": "gen", "policy_training": "train", "weight_sync": "sync", "validation": "val"}
-"""Phases that the step line shows -> how it calls them."""
+SHOWN = {
+    "train_reward": "reward {:.3f}",
+    "val_accuracy": "val {:.3f}",
+    "train_truncation_rate": "truncated {:.0%}",
+    "train_baseline_reward/pct_mixed": "mixed {:.0f}%",
+    "train_timing/generation": "gen {:.1f}s",
+    "train_timing/policy_training": "train {:.1f}s",
+    "train_timing/weight_sync": "sync {:.1f}s",
+    "train_timing/validation": "val {:.1f}s",
+    "train_timing/total_step_time": "step {:.1f}s",
+}
+"""Metrics that the line of a step shows, in order, when the step has them."""
+RECENT_STEPS = 5
+"""Steps whose duration the ETA is made of."""
 
 
 class Report:
-    """Writes everything that a run leaves behind while it goes on."""
+    """Writes everything that a run leaves behind while it goes on; as a context, also how it ended."""
 
-    def __init__(self, run: RunDirectory, plan: RunPlan, display: Display):
+    def __init__(
+        self,
+        run: RunDirectory,
+        plan: RunPlan,
+        display: Display,
+        *,
+        backend: Literal["local", "nemo_rl"],
+        health: HealthConfig,
+        trackers: Trackers | None = None,
+    ):
         self._run = run
         self._plan = plan
         self._display = display
-        self._step_started = time.monotonic()
-        self._step_seconds: list[float] = []
+        self._backend = backend
+        self._health = health
+        self._trackers = trackers
+        self._history: list[Mapping[str, float]] = []
+        self._metrics: dict[str, float] = {}
         self._step = 0
-        self._metrics: dict[str, float | int] = {}
 
     def __enter__(self) -> Self:
-        self._status("running", phase="starting")
+        self._write_status("running", phase="starting")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Record how the run ended."""
         match error:
             case None:
-                self._status("completed", phase="ended")
+                self._write_status("completed", phase="ended")
             case asyncio.CancelledError() | KeyboardInterrupt():
-                self._status("cancelled", phase="ended")
+                self._write_status("cancelled", phase="ended")
             case _:
-                self._status("failed", phase="ended", error=str(error) or repr(error))
+                self._write_status("failed", phase="ended", error=str(error) or repr(error))
+        if self._trackers is not None:
+            self._trackers.close()
 
-    def doing(self, step: int, activity: str) -> None:
+    def doing(self, activity: str) -> None:
         """Say what the run does now."""
-        self._step = step
-        self._display.steps(step - 1 if step else 0, self._plan.num_steps, activity)
-        self._status("running", phase=activity)
+        self._display.steps(self._step, self._plan.num_steps, activity)
+        self._write_status("running", phase=activity)
+
+    def rollouts(self, step: int, rollouts: Sequence[Rollout], *, advantages: Sequence[float]) -> None:
+        """Keep the training rollouts of a step."""
+        pairs = zip(rollouts, advantages, strict=True)
+        self._run.write_rollouts(step, [asdict(rollout) | {"advantage": advantage} for rollout, advantage in pairs])
 
     def validation_rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Keep the rollouts of a validation pass after ``step`` steps (0 is before the first)."""
-        self._run.write_rollouts(step, [rollout_record(rollout) for rollout in rollouts], validation=True)
+        self._run.write_rollouts(step, [asdict(rollout) for rollout in rollouts], validation=True)
 
-    def validated_at_start(self, metrics: Mapping[str, float]) -> None:
-        """Record the validation pass before the first step."""
-        self._append({"step": 0, **metrics})
-        self._display.line(f"before training: reward {metrics['val_accuracy']:.3f} on unseen prompts")
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step; step 0 is the validation before the first.
 
-    def step(
-        self, step: int, metrics: Mapping[str, float | int], rollouts: Sequence[Rollout], advantages: Sequence[float]
-    ) -> None:
-        """Record a finished step."""
-        records = [
-            rollout_record(rollout) | {"advantage": advantage}
-            for rollout, advantage in zip(rollouts, advantages, strict=True)
-        ]
-        self._run.write_rollouts(step, records)
-        self._append({"step": step, **metrics})
-        self._step_seconds.append(metrics["train_timing/total_step_time"])
-        self._display.line(step_line(step, self._plan.num_steps, metrics, eta_s=self._eta(step)))
-        self._display.steps(step, self._plan.num_steps, "")
-
-    def warning(self, text: str) -> None:
-        """Show something that needs attention."""
-        self._display.line(f"warning: {text}", style="yellow")
-
-    def _append(self, metrics: Mapping[str, float | int]) -> None:
-        self._metrics |= metrics
+        Raises:
+            RunFailed: a verdict holds for which the job says ``stop``.
+        """
         self._run.append_metrics(metrics)
+        self.show(metrics)
 
-    def _eta(self, step: int) -> float:
-        recent = self._step_seconds[-5:]
-        return (self._plan.num_steps - step) * sum(recent) / len(recent)
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """``step`` for metrics that stand in metrics.jsonl already."""
+        self._step = int(metrics["step"])
+        self._metrics |= metrics
+        self._history.append(metrics)
+        self._display.line(step_line(metrics, num_steps=self._plan.num_steps, eta_s=self._eta()))
+        self._display.steps(self._step, self._plan.num_steps, "")
+        self._write_status("running", phase="training")
+        if self._trackers is not None:
+            self._trackers.log(metrics)
+        for verdict, reaction in new_verdicts(self._history, self._health):
+            if reaction == "stop":
+                raise RunFailed(f"the run was stopped by its health: {verdict.line()}")
+            self._display.line(f"warning: {verdict.line()}", style="yellow")
 
-    def _status(self, status: Status, *, phase: str, error: str | None = None) -> None:
+    def _eta(self) -> float | None:
+        """Seconds that the steps to come will take; None before the first and after the last."""
+        seconds = [
+            line["train_timing/total_step_time"] for line in self._history if "train_timing/total_step_time" in line
+        ]
+        recent = seconds[-RECENT_STEPS:]
+        left = self._plan.num_steps - self._step
+        return left * sum(recent) / len(recent) if recent and left else None
+
+    def _write_status(self, status: Status, *, phase: str, error: str | None = None) -> None:
         details = {
             "training_type": "grpo",
             "rollouts_per_step": self._plan.rollouts_per_step,
-            "backend": "local",
+            "backend": self._backend,
             "phase": phase,
             "step": self._step,
             "num_steps": self._plan.num_steps,
@@ -104,37 +139,27 @@ class Report:
         )
 
 
-def step_line(step: int, num_steps: int, metrics: Mapping[str, float | int], *, eta_s: float) -> str:
-    """One line of a step, with fixed keys.
+def step_line(metrics: Mapping[str, float], *, num_steps: int, eta_s: float | None = None) -> str:
+    """One line of a step.
 
     Example:
-        step  3/16  reward 0.412  val 0.390  truncated 12%  mixed 88%  gen 4.1s train 6.2s sync 0.4s  10.9s  eta 2m22s
+        step  3/16  reward 0.412  truncated 12%  mixed 88%  gen 4.1s  train 6.2s  sync 0.4s  step 10.9s  eta 2m22s
     """
-    parts = [f"step {step:>{len(str(num_steps))}}/{num_steps}", f"reward {metrics['train_reward']:.3f}"]
-    if "val_accuracy" in metrics:
-        parts.append(f"val {metrics['val_accuracy']:.3f}")
-    parts.append(f"truncated {metrics['train_truncation_rate']:.0%}")
-    parts.append(f"mixed {metrics['train_baseline_reward/pct_mixed']:.0f}%")
-    if failed := metrics["train_failed_share"]:
+    parts = [text.format(metrics[name]) for name, text in SHOWN.items() if name in metrics]
+    if failed := metrics.get("train_failed_share"):
         parts.append(f"failed {failed:.0%}")
-    phases = {short: metrics.get(f"train_timing/{name}") for name, short in SECONDS_SHOWN.items()}
-    parts.append(" ".join(f"{short} {seconds:.1f}s" for short, seconds in phases.items() if seconds is not None))
-    parts.append(f"{metrics['train_timing/total_step_time']:.1f}s")
-    if step < num_steps:
+    if eta_s is not None:
         parts.append(f"eta {duration(eta_s)}")
-    return "  ".join(parts)
+    step = int(metrics["step"])
+    where = "before training" if step == 0 else f"step {step:>{len(str(num_steps))}}/{num_steps}"
+    return "  ".join([where, *parts])
 
 
 def duration(seconds: float) -> str:
-    """``95`` -> ``1m35s``, ``4000`` -> ``1h07m``."""
+    """``95`` -> ``1m35s``, ``4000`` -> ``1h06m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """A rollout as the run directory keeps it."""
-    return asdict(rollout)

@@ -8,11 +8,9 @@ import pytest
 
 from launcher.compile import compile_plan
 from launcher.run_directory import RunDirectory, make_run_directory
-from launcher.schema.groups import HealthConfig
 from launcher.schema.job import JobConfig
-from launcher.schema.problems import LauncherError, RunFailed
-from rl.display import open_display
-from rl.nemo_rl.run import Progress, step_line, train
+from launcher.schema.problems import LauncherError
+from rl.nemo_rl.run import train
 
 DEMO = Path(__file__).parents[3] / "recipes" / "demo"
 
@@ -60,10 +58,6 @@ def test_a_run_that_cannot_start_says_why_in_its_status(tmp_path: Path):
     assert "does not exist" in status["error"]
 
 
-def test_a_step_line_shows_what_is_there():
-    assert step_line({"step": 0, "val_accuracy": 0.25}, num_steps=16) == "step  0/16  val 0.250"
-
-
 def test_a_cancelled_run_leaves_nothing(
     pristine_checkout: Path,
     gpu_cluster: str,
@@ -87,23 +81,3 @@ def test_a_cancelled_run_leaves_nothing(
     asyncio.run(asyncio.wait_for(cancelled(), 60))
     assert run.read_json("status.json")["status"] == "cancelled"
     assert not processes_with(str(run.path))
-
-
-def test_a_run_is_judged_by_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run = make_run_directory(tmp_path / "run")
-    one = demo_job("unused", None)
-    plan = compile_plan(one, num_training_rows=230, num_validation_rows=256)
-    step = {
-        "train_baseline_reward/pct_mixed": 0.0,
-        "train_baseline_reward/pct_0": 100.0,
-        "train_baseline_reward/pct_1": 0.0,
-    }
-    warned = Progress(run, plan, open_display(), HealthConfig())
-    stopped = Progress(run, plan, open_display(), HealthConfig(no_spread="stop"))
-    for number in (1, 2, 3):
-        warned.step({"step": number, **step})
-    assert "warning: hardly any group" in capsys.readouterr().err
-    for number in (1, 2):
-        stopped.step({"step": number, **step})
-    with pytest.raises(RunFailed, match=r"stopped by its health: hardly any group.*health.no_spread"):
-        stopped.step({"step": 3, **step})
