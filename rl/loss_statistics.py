@@ -5,7 +5,8 @@ per-token tensors [T]  ->  LossStatistics  ->  (combined over micro-batches and 
 Shape suffixes: T trained tokens, S sequences.
 
 Names and formulas are NeMo RL's, with gen the sampler's, prev the pre-update and curr the current logprobs,
-k3(d) = exp(d) - 1 - d and mix = log(exp(prev)/2 + exp(gen)/2).
+k3(d) = exp(d) - 1 - d and mix = log(exp(prev)/2 + exp(gen)/2). Deviation: differences are capped at 20 before they are
+exponentiated, so that one broken token makes a mean large and not infinite.
 """
 
 import math
@@ -37,6 +38,7 @@ SUM_NAMES = (
     "out_of_range",
     "out_of_range_candidates",  # tokens or sequences that could have been; 0 without truncation
 )
+DIFFERENCE_CAP = 20.0
 EXTREME_NAMES = ("probs_ratio", "probs_ratio_clamped", "seq_mult_prob_error")
 
 
@@ -93,7 +95,7 @@ def loss_statistics(terms: TokenTerms, *, loss: Tensor, num_sequences: int) -> L
     """
     current, previous, sampler = terms.logprobs, terms.previous, terms.sampler
     mix = torch.logaddexp(previous, sampler) - math.log(2.0)
-    error = torch.exp((sampler - previous).abs())
+    error = _capped_exp((sampler - previous).abs())
     sequence_errors = sequence_means(error, terms.sequence, num_sequences)
     sums: dict[str, Tensor | int] = {
         "num_tokens": len(current),
@@ -107,7 +109,7 @@ def loss_statistics(terms: TokenTerms, *, loss: Tensor, num_sequences: int) -> L
         "policy_kl_error": _k3(sampler - previous).sum(),
         "js_divergence_error": (_k3(previous - mix) + _k3(sampler - mix)).sum() / 2,
         "sampling_importance_ratio": terms.weights.sum(),
-        "approx_entropy": -(torch.exp(current - sampler) * current).sum(),
+        "approx_entropy": -(_capped_exp(current - sampler) * current).sum(),
         "entropy": terms.entropies.sum(),
         "seq_mult_prob_error": sequence_errors.sum(),
         "out_of_range": terms.outside.sum(),
@@ -163,7 +165,11 @@ def sequence_means(values_T: Tensor, sequence_T: Tensor, num_sequences: int) -> 
 
 
 def _k3(difference_T: Tensor) -> Tensor:
-    return torch.exp(difference_T) - 1.0 - difference_T
+    return _capped_exp(difference_T) - 1.0 - difference_T
+
+
+def _capped_exp(difference_T: Tensor) -> Tensor:
+    return torch.exp(difference_T.clamp(max=DIFFERENCE_CAP))
 
 
 def _with(values: Tensor, neutral: float) -> Tensor:

@@ -3,8 +3,8 @@
 rollouts, advantages, optimizer steps, seconds  ->  {"train_reward": 0.41, "train_total_reward/p25": 0.2, ...}
 validation rollouts                             ->  {"val_accuracy": 0.39, ...}
 
-A failed rollout is counted and belongs to no other metric. A metric that is undefined (a deviation of one value, a mean
-of none) is left out, since JSON has no NaN.
+A failed rollout is counted and belongs to no other metric. A metric without a finite value (a deviation of one value, a
+mean of none) is left out, since JSON has no NaN.
 """
 
 import math
@@ -186,7 +186,7 @@ def _mean(name: str, values: Sequence[float] | FloatArray) -> Metrics:
 
 
 def _prefixed(prefix: str, values: Metrics) -> Metrics:
-    return {prefix + name: value for name, value in values.items()}
+    return {prefix + name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _scored(rollouts: Sequence[Rollout]) -> list[Rollout]:

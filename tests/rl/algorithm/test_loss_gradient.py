@@ -1,5 +1,6 @@
 """The whole loss, from weights to number, against finite differences; and what filtering leaves of it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -183,7 +184,6 @@ def test_a_rollout_without_advantage_gives_no_gradient():
 
 
 def test_a_weight_that_overflows_becomes_zero():
-    _, _, statistics = part([0])
     value, statistics = policy_loss(
         torch.tensor([-1.0, -1.0]),
         previous_T=torch.tensor([-1.0, -1.0]),
@@ -197,4 +197,7 @@ def test_a_weight_that_overflows_becomes_zero():
         settings=PLAIN,
     )
     assert value == -0.5
-    assert loss_values(statistics)["sampling_importance_ratio"] == 0.5
+    values = loss_values(statistics)
+    assert values["sampling_importance_ratio"] == 0.5
+    assert values["token_mult_prob_error"] == pytest.approx((math.exp(20) + 1) / 2)  # large, and still a number
+    assert all(math.isfinite(each) for each in values.values())

@@ -162,6 +162,10 @@ def test_nothing_trained_leaves_means_out(rollout):
     assert "train_entropy" not in found
 
 
+def test_a_gradient_norm_that_is_no_number_is_left_out(rollout):
+    assert "train_grad_norm" not in metrics([rollout(1.0, 3)], results=[result(statistics(), grad_norm=float("nan"))])
+
+
 def test_every_rollout_failed(rollout):
     found = metrics([rollout(None)])
     assert found["train_failed_share"] == 1.0
