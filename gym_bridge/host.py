@@ -3,8 +3,9 @@
 
 It runs under Gym's Python, imports only the standard library and nemo_gym, and is the only file that knows nemo_gym.
 
-    launcher --stdin-->  {"config", "package", "log_folder"}          then {"environments"}     end of file: stop
-    launcher <--pipe--   {"event": "servers"} | {"event": "refused"}  then "waiting", "ready"   "died"
+    launcher --stdin-->  {"config", "agent_settings", "package", "log_folder"}  then {"environments"}
+                         end of file: stop
+    launcher <--pipe--   {"event": "servers"} or {"event": "refused"}, then "started", "waiting", "ready", "died"
 
 Servers are started here and not by Gym's RunHelper. That one starts each through a shell, which shows the policy's API
 key in the process list and outlives its server; it looks every three seconds, and all servers share one log. What a
@@ -73,6 +74,7 @@ def main(report_descriptor: int) -> None:
         if (wish := wishes.get()) is None:
             return
         config = parsed_config(wish["config"])
+        apply_settings(config, wish["agent_settings"])
         package = Path(wish["package"])
         plans = planned_servers(config, package)
         entries = entry_servers(config, plans)
@@ -82,6 +84,7 @@ def main(report_descriptor: int) -> None:
         check_ports(plans, head_port=config.head_server.port)
         start_ray_and_head(config)
         start_servers(servers, plans, environments["environments"], config, package, Path(wish["log_folder"]))
+        report(reports, event="started", silent=list(servers))
         watch(servers, plans, wishes, reports)
     except Refused as refusal:
         report(reports, event="refused", message=str(refusal))
@@ -128,6 +131,17 @@ def parsed_config(values: dict[str, Any]) -> Any:
     except (ConfigError, OmegaConfBaseException) as error:
         raise Refused(f"{type(error).__name__}: {error}") from None
     return config
+
+
+def apply_settings(config: Any, agent_settings: dict[str, dict[str, Any]]) -> None:
+    """Write settings into every agent whose implementation has some."""
+    from omegaconf import DictConfig, open_dict
+
+    for instance in config.values():
+        agents = instance.get("responses_api_agents") if isinstance(instance, DictConfig) else None
+        for implementation, settings in agents.items() if isinstance(agents, DictConfig) else ():
+            with open_dict(settings):
+                settings.update(agent_settings.get(str(implementation), {}))
 
 
 def planned_servers(config: Any, package: Path) -> list[Plan]:
@@ -251,8 +265,8 @@ def watch(servers: Servers, plans: list[Plan], wishes: Wishes, reports: TextIO) 
                 return
         if waiting:
             silent = [plan for plan in waiting if not answers(plan.host, plan.port)]
-            if silent and silent != waiting:
-                report(reports, event="waiting", servers=[plan.name for plan in silent])
+            if silent != waiting:
+                report(reports, event="waiting", silent=[plan.name for plan in silent])
             waiting = silent
             if not waiting:
                 report(reports, event="ready", pids={name: process.pid for name, process in servers.items()})

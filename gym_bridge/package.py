@@ -1,21 +1,19 @@
-"""An environment package as Gym sees it: which servers its YAML defines, and the config a run starts it with. Pure.
+"""An environment package, and the values a run starts it with. Pure.
 
-    package folder --> EnvironmentPackage --(+ policy, sampling)--> gym_config: what goes to NeMo Gym's config parser
-
-Gym merges the package's YAML files in order and then our values over them: what stands in ``gym_config`` is pinned.
+package folder --> EnvironmentPackage --(+ policy)--> gym_config: goes to NeMo Gym's config parser, over the YAML
+sampling, max_rollout_turns --> agent_settings: go into the agents of the parsed config, whatever file defined them
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from launcher.schema.manifest import MANIFEST, MANIFEST_NAME, EnvironmentFormat
 from launcher.schema.problems import LauncherError, Problem
 from launcher.schema.sampling import Sampling
-
-SERVER_TYPES = ("responses_api_models", "resources_servers", "responses_api_agents")
 
 TURN_LIMITS = {
     "aviary_agent": "max_steps",
@@ -34,33 +32,20 @@ TURN_LIMITS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerInstance:
-    """One named server of a package's YAML.
+class EnvironmentPackage:
+    """What the manifest says, as far as starting the package goes.
 
     Example:
-        ServerInstance(name="numbered_list_agent", server_type="responses_api_agents", implementation="simple_agent")
+        EnvironmentPackage(root=Path("/x/recipes/demo/environment"), name="numbered-list", format="native-v1",
+                           config_paths=("resources_servers/numbered_list/configs/numbered_list.yaml",))
     """
 
-    name: str
-    server_type: str
-    implementation: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentPackage:
-    """What the manifest says, as far as starting the package goes."""
-
     root: Path
+    """Absolute."""
     name: str
+    format: EnvironmentFormat
     config_paths: tuple[str, ...]
-    """Relative to ``root``."""
-    instances: tuple[ServerInstance, ...]
-    """In the order of the files."""
-
-    @property
-    def agents(self) -> tuple[ServerInstance, ...]:
-        """The servers that a row's ``agent_ref`` may name."""
-        return tuple(instance for instance in self.instances if instance.server_type == "responses_api_agents")
+    """Relative to ``root``, normalised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,49 +63,37 @@ class PolicyEndpoint:
 
 
 def environment_package(root: Path) -> EnvironmentPackage:
-    """Read a package that has been validated.
+    """Read the manifest of a package.
 
     Raises:
-        LauncherError: the manifest or one of its config files cannot be read, named with the reason.
+        LauncherError: it is missing or wrong.
     """
-    manifest_path = root / "nemo-environment.yaml"
-    if not manifest_path.is_file():
-        raise _refused(manifest_path, "Missing nemo-environment.yaml at environment root", "place the manifest there")
-    manifest = _yaml_mapping(manifest_path)
-    paths = manifest.get("config_paths")
-    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-        raise _refused(
-            manifest_path, f"config_paths is {paths!r}, not a list of files", "list the package's YAML files"
-        )
+    path = root / MANIFEST_NAME
+    try:
+        manifest = MANIFEST.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise _refused([(path, f"Missing {MANIFEST_NAME} at environment root", "place the manifest there")]) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _refused([(path, f"not YAML: {' '.join(str(error).split())}", "correct the file")]) from None
+    except ValidationError as error:
+        faults = [(path, f"{'.'.join(map(str, e['loc']))}: {e['msg']}", "correct the manifest") for e in error.errors()]
+        raise _refused(faults) from None
     return EnvironmentPackage(
         root=root.resolve(),
-        name=str((manifest.get("metadata") or {}).get("name", root.name)),
-        config_paths=tuple(paths),
-        instances=tuple(instance for path in paths for instance in _instances(_yaml_mapping(root / path))),
+        name=manifest.metadata.name,
+        format=manifest.format,
+        config_paths=manifest.config_paths,
     )
 
 
-def gym_config(
-    package: EnvironmentPackage,
-    policy: PolicyEndpoint,
-    *,
-    sampling: Sampling,
-    work: Path,
-    head_port: int,
-    max_rollout_turns: int | None = None,
-) -> dict[str, Any]:
+def gym_config(package: EnvironmentPackage, policy: PolicyEndpoint, *, work: Path, head_port: int) -> dict[str, Any]:
     """The values that win over the package's own YAML.
 
     Args:
         package: what to start.
         policy: fills ``${policy_base_url}``, ``${policy_api_key}`` and ``${policy_model_name}``.
-        sampling: written into agents that ignore a row's sampling values.
         work: a private folder for whatever Gym writes.
         head_port: free port for Gym's head server.
-        max_rollout_turns: written into each agent's own limit; None leaves the package's value.
-
-    Raises:
-        LauncherError: ``max_rollout_turns`` for an agent that has no limit to set.
     """
     return {
         "config_paths": [str(package.root / path) for path in package.config_paths],
@@ -133,61 +106,29 @@ def gym_config(
         "uv_cache_dir": str(work / "uv"),
         "uv_venv_dir": str(work / "venvs"),
         "dry_run": False,
-        "nemo_gym_log_dir": None,  # would put a shell between us and each server
+        "nemo_gym_log_dir": None,  # each server has a log of its own here
         "error_on_almost_servers": True,
-        **_agent_overrides(package.agents, sampling=sampling, max_rollout_turns=max_rollout_turns),
     }
 
 
-def _agent_overrides(
-    agents: Sequence[ServerInstance], *, sampling: Sampling, max_rollout_turns: int | None
-) -> dict[str, Any]:
-    overrides: dict[str, Any] = {}
-    for agent in agents:
-        values: dict[str, Any] = {}
-        if agent.implementation == "verifiers_agent":
-            values["max_tokens"] = sampling.max_new_tokens
-            values["temperature"] = sampling.temperature
-            values["top_p"] = sampling.top_p
-        if max_rollout_turns is not None:
-            if agent.implementation not in TURN_LIMITS:
-                raise LauncherError([Problem(
-                    code="R32", path="training.max_rollout_turns",
-                    message=f"agent {agent.name!r} ({agent.implementation}) has no limit of turns to set",
-                    fix=f"leave it unset, or use one of {', '.join(TURN_LIMITS)}",
-                )])  # fmt: skip
-            values[TURN_LIMITS[agent.implementation]] = max_rollout_turns
-        if values:
-            overrides[agent.name] = {agent.server_type: {agent.implementation: values}}
-    return overrides
+def agent_settings(sampling: Sampling, *, max_rollout_turns: int | None) -> dict[str, dict[str, Any]]:
+    """Agent implementation -> settings that a run puts into every agent of that kind.
+
+    Args:
+        sampling: for agents that take no sampling values from the row.
+        max_rollout_turns: goes into each agent's own limit; None leaves the package's value.
+    """
+    settings: dict[str, dict[str, Any]] = {
+        "verifiers_agent": {
+            "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p,
+        }
+    }  # fmt: skip
+    if max_rollout_turns is not None:
+        settings |= {agent: {key: max_rollout_turns} for agent, key in TURN_LIMITS.items()}
+    return settings
 
 
-def _instances(config: Mapping[str, Any]) -> list[ServerInstance]:
-    """The server definitions of one file: ``name: {server_type: {implementation: {entrypoint: ...}}}``."""
-    found = []
-    for name, body in config.items():
-        for server_type in SERVER_TYPES:
-            implementations = body.get(server_type) if isinstance(body, Mapping) else None
-            if isinstance(implementations, Mapping):
-                found += [
-                    ServerInstance(name=str(name), server_type=server_type, implementation=str(implementation))
-                    for implementation, settings in implementations.items()
-                    if isinstance(settings, Mapping)
-                ]
-    return found
-
-
-def _yaml_mapping(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise _refused(path, "config_paths reference files that are not in the package", "add the file") from None
-    except yaml.YAMLError as error:
-        raise _refused(path, f"not valid YAML: {' '.join(str(error).split())}", "correct the file") from None
-    if not isinstance(content, Mapping):
-        raise _refused(path, f"a mapping is needed at the top, found {type(content).__name__}", "correct the file")
-    return content
-
-
-def _refused(path: Path, message: str, fix: str) -> LauncherError:
-    return LauncherError([Problem(code="environment-package", path=str(path), message=message, fix=fix)])
+def _refused(faults: list[tuple[Path, str, str]]) -> LauncherError:
+    return LauncherError(
+        Problem(code="environment-package", path=str(path), message=message, fix=fix) for path, message, fix in faults
+    )

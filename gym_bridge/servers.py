@@ -1,42 +1,24 @@
 """The NeMo Gym servers of one environment package: started, watched and ended, with nothing left behind.
 
-    GymServers.start(package, policy) --> .agents: instance name -> URL --> gym_bridge.client
-                                      --> .watch(): raises when a server or Gym's host process dies
-                                      --> .close()
-
-Gym runs in a host process (``host.py``, under Gym's own Python) in a session of its own, so that all of it can be ended
-whatever state it is in. Gym's Ray and scratch files lie in a private temporary folder.
+GymServers.start(package, policy) --> .agents: instance name -> URL --> gym_bridge.client
+                                  --> .watch(): raises when a server or Gym's host process dies
+                                  --> .close()
 """
 
 import asyncio
-import json
-import os
-import secrets
-import shutil
-import signal
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from gym_bridge.host_process import HOST, HostProcess
 from gym_bridge.install import GymEnvironment, ServerFolder, server_environment
 from gym_bridge.once import OnProgress
-from gym_bridge.package import EnvironmentPackage, PolicyEndpoint, gym_config
-from gym_bridge.session import kill_session
-from gym_bridge.variables import gym_variables
-from launcher.schema.problems import RunFailed
+from gym_bridge.package import TURN_LIMITS, EnvironmentPackage, PolicyEndpoint, agent_settings, gym_config
+from launcher.schema.problems import LauncherError, Problem
 from launcher.schema.sampling import Sampling
-
-HOST_SCRIPT = Path(__file__).with_name("host.py")
-HOST = "gym-host"
-"""Names the host process where servers are named by their instance: its log, what does not answer."""
-NUM_LAST_LINES = 20
-LONGEST_RAY_FOLDER = 40
-"""Ray puts sockets about 65 characters below its folder, and the kernel allows 107."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +29,8 @@ class Bounds:
     """Reading the package's config, Gym's imports included."""
     install_s: float = 900.0
     """Making one server's environment."""
+    ray_s: float = 120.0
+    """Starting Gym's Ray."""
     ready_s: float = 300.0
     """From starting the servers until all of them answer."""
     stop_s: float = 8.0
@@ -61,7 +45,7 @@ class GymServers:
     pids: Mapping[str, int]
     """Server instance -> its process; Gym's host process is ``gym-host``."""
 
-    def __init__(self, host: "_Host", *, agents: Mapping[str, str], pids: Mapping[str, int], stop_s: float):
+    def __init__(self, host: HostProcess, *, agents: Mapping[str, str], pids: Mapping[str, int], stop_s: float):
         self.agents = agents
         self.pids = pids
         self._host = host
@@ -86,8 +70,7 @@ class GymServers:
         """Start a package's servers and wait until all of them answer.
 
         Args:
-            package: what to start.
-            policy: the model that the package's ``policy_model`` forwards to; need not answer yet.
+            package, policy: what to start, and the model it forwards to, which need not answer yet.
             gym: from ``gym_environment``.
             sampling: for agents that take sampling values from their config instead of the row.
             cache: root of everything this project caches; server environments are kept there.
@@ -98,32 +81,32 @@ class GymServers:
             bounds: how long each part may take.
 
         Raises:
-            RunFailed: Gym refused the package, an installation failed, or a server died or never answered; the message
-                names it and holds its last output.
-            LauncherError: the package has no limit of turns to set.
+            RunFailed: Gym refused the package, an installation failed, or a server died or never answered.
+            LauncherError: an agent has no limit of turns to set, or packages of this format are not started here.
         """
-        host = await _Host.spawn(gym, log_folder=log_folder, pass_variables=pass_variables)
+        _check_format(package)
+        host = await HostProcess.spawn(gym, log_folder=log_folder, pass_variables=pass_variables)
         try:
             on_progress(f"reading the config of environment {package.name}")
-            config = gym_config(
-                package, policy, sampling=sampling, work=host.work, head_port=_free_port(),
-                max_rollout_turns=max_rollout_turns,
-            )  # fmt: skip
-            host.tell(config=config, package=str(package.root), log_folder=str(log_folder.resolve()))
+            host.tell(
+                config=gym_config(package, policy, work=host.work, head_port=_free_port()),
+                agent_settings=agent_settings(sampling, max_rollout_turns=max_rollout_turns),
+                package=str(package.root),
+                log_folder=str(log_folder.resolve()),
+            )
             parsed = await host.expect("servers", within_s=bounds.parse_s, doing="reading the config")
             planned = parsed["servers"]
-
-            environments = {}
-            for plan in planned:
-                folder = ServerFolder(key=plan["key"], path=Path(plan["folder"]), built_in=plan["built_in"])
-                environments[folder.key] = str(
-                    await server_environment(
-                        gym, folder, cache=cache, timeout_s=bounds.install_s, on_progress=on_progress
-                    )
+            if max_rollout_turns is not None:
+                _check_turn_limits(planned)
+            environments = {
+                plan["key"]: await server_environment(
+                    gym, _folder(plan), cache=cache, timeout_s=bounds.install_s, on_progress=on_progress
                 )
-
+                for plan in planned
+            }
             on_progress(f"starting {len(planned)} NeMo Gym servers: {', '.join(plan['name'] for plan in planned)}")
-            host.tell(environments=environments)
+            host.tell(environments={key: str(path) for key, path in environments.items()})
+            await host.expect("started", within_s=bounds.ray_s, doing="starting Gym's Ray")
             ready = await host.expect("ready", within_s=bounds.ready_s, doing="starting the servers")
         except BaseException:
             await host.end(within_s=bounds.stop_s)
@@ -144,9 +127,10 @@ class GymServers:
     async def close(self) -> None:
         """End all of Gym's processes and remove its temporary folder; does nothing the second time."""
         self._watching.cancel()
-        with suppress(asyncio.CancelledError, RunFailed):
-            await self._watching
-        await self._host.end(within_s=self._stop_s)
+        try:
+            await self._host.end(within_s=self._stop_s)
+        finally:
+            await asyncio.gather(self._watching, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,128 +141,31 @@ class GymServers:
         await self.close()
 
 
-class _Host:
-    """The host process, seen from the launcher."""
+def _folder(plan: Mapping[str, Any]) -> ServerFolder:
+    return ServerFolder(key=plan["key"], path=Path(plan["folder"]), built_in=plan["built_in"])
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reports: asyncio.StreamReader,
-        pipe: asyncio.BaseTransport,
-        *,
-        work: Path,
-        mark: str,
-        logs: Path,
-    ):
-        self.work = work
-        self._process = process
-        self._reports = reports
-        self._pipe = pipe
-        self._mark = mark
-        self._logs = logs
-        self._silent: Sequence[str] = ()
-        self._ending: asyncio.Task[None] | None = None
 
-    @classmethod
-    async def spawn(cls, gym: GymEnvironment, *, log_folder: Path, pass_variables: Sequence[str]) -> Self:
-        log_folder.mkdir(parents=True, exist_ok=True)
-        mark = f"GRPO_GYM_RUN={secrets.token_hex(8)}"
-        work = _short_temporary_folder()
-        read_end, write_end = os.pipe()
-        reports = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(read_end, "rb")
+def _check_format(package: EnvironmentPackage) -> None:
+    if package.format != "native-v1":
+        raise LauncherError([Problem(
+            code="R30", path="environment", message=f"engine=local does not start {package.format} packages yet",
+            fix="use a native-v1 package, or engine=nemo_rl",
+        )])  # fmt: skip
+
+
+def _check_turn_limits(planned: Sequence[Mapping[str, Any]]) -> None:
+    lacking = [
+        Problem(
+            code="R32", path="training.max_rollout_turns",
+            message=f"agent {plan['name']!r} ({implementation}) has no limit of turns to set",
+            fix=f"leave it unset, or use one of {', '.join(TURN_LIMITS)}",
         )
-        try:
-            variables = gym_variables(
-                os.environ, work=work, ray_token=secrets.token_hex(32), mark=mark, bytecode=gym.bytecode,
-                extra=pass_variables,
-            )  # fmt: skip
-            variables["PATH"] = f"{gym.root / 'bin'}:{variables['PATH']}"
-            with (log_folder / f"{HOST}.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    str(gym.python), "-P", str(HOST_SCRIPT), str(write_end), cwd=work, env=variables,
-                    pass_fds=[write_end], stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
-        except BaseException:
-            pipe.close()
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        finally:
-            os.close(write_end)
-        return cls(process, reports, pipe, work=work, mark=mark, logs=log_folder)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def tell(self, **wish: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(wish).encode() + b"\n")
-
-    async def expect(self, event: str, *, within_s: float, doing: str) -> dict[str, Any]:
-        """The next report of this kind.
-
-        Raises:
-            RunFailed: a refusal or a death came instead, or nothing came in time.
-        """
-        try:
-            async with asyncio.timeout(within_s):
-                while (report := await self._next_report())["event"] != event:
-                    self._silent = report["servers"]
-                return report
-        except TimeoutError:
-            names = self._silent or [HOST]
-            words = "\n".join(self._last_output(name) for name in names)
-            raise RunFailed(
-                f"NeMo Gym: {doing} took more than {within_s:g} s; no answer from {', '.join(names)}\n{words}"
-            ) from None
-
-    async def next_death(self) -> NoReturn:
-        """Raise ``RunFailed`` as soon as a server or the host is gone."""
-        while True:
-            await self._next_report()
-
-    async def end(self, *, within_s: float) -> None:
-        """Ask the host to stop, then kill whatever is left of its session, then remove its folder."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end(within_s), name="end NeMo Gym")
-        await asyncio.shield(self._ending)
-
-    async def _end(self, within_s: float) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), within_s)
-        finally:
-            kill_session(self._process.pid, mark=self._mark)
-            self._pipe.close()
-            shutil.rmtree(self.work, ignore_errors=True)
-            await self._process.wait()
-
-    async def _next_report(self) -> dict[str, Any]:
-        line = await self._reports.readline()
-        if not line:
-            status = await self._process.wait()
-            raise RunFailed(f"NeMo Gym's host process {_how(status)}\n{self._last_output(HOST)}")
-        report: dict[str, Any] = json.loads(line)
-        if report["event"] == "refused":
-            raise RunFailed(f"NeMo Gym refused the environment: {report['message']}")
-        if report["event"] == "died":
-            name = report["server"]
-            how = _how(report["status"])
-            raise RunFailed(f"NeMo Gym server {name} (pid {report['pid']}) {how}\n{self._last_output(name)}")
-        return report
-
-    def _last_output(self, name: str) -> str:
-        path = self._logs / f"{name}.log"
-        lines = path.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:] if path.exists() else []
-        return "\n".join([f"its last output ({path}):", *(f"  {line}" for line in lines or ["(none)"])])
-
-
-def _how(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        for plan in planned
+        for server_type, _, implementation in [plan["key"].partition("/")]
+        if server_type == "responses_api_agents" and implementation not in TURN_LIMITS
+    ]  # fmt: skip
+    if lacking:
+        raise LauncherError(lacking)
 
 
 def _free_port() -> int:
@@ -286,11 +173,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _short_temporary_folder() -> Path:
-    work = Path(tempfile.mkdtemp(prefix="grpo-gym-")).resolve()
-    if len(str(work)) > LONGEST_RAY_FOLDER:
-        work.rmdir()
-        work = Path(tempfile.mkdtemp(prefix="grpo-gym-", dir="/tmp")).resolve()
-    return work

@@ -21,10 +21,10 @@ import pytest
 from gym_bridge.client import GymClient
 from gym_bridge.install import GymEnvironment
 from gym_bridge.package import PolicyEndpoint, environment_package
-from gym_bridge.servers import GymServers
+from gym_bridge.servers import Bounds, GymServers
 from gym_bridge.session import session_processes
 from gym_bridge.types import RolloutRequest
-from launcher.schema.problems import RunFailed
+from launcher.schema.problems import LauncherError, RunFailed
 from tests.gym_bridge.conftest import DEMO, ROOT, SAMPLING, demo_rows
 from tests.gym_bridge.fake_policy import Answer, fake_policy
 
@@ -167,52 +167,82 @@ asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path(
     assert not listens(url)
 
 
-def test_what_gym_refuses_is_told_in_gym_s_words(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+def package_of(tmp_path: Path, config: dict[str, Any]) -> Path:
+    """A package with one config file and the (empty) code of one resources server, ``mine``."""
     package = tmp_path / "package"
     server = package / "resources_servers" / "mine"
-    server.mkdir(parents=True)
-    (package / "nemo-environment.yaml").write_text(
-        "{format: native-v1, config_paths: [a.yaml], metadata: {name: mine}}"
-    )
-    config = {"mine": {"resources_servers": {"mine": {"entrypoint": "app.py", "domain": "sports"}}}}
+    server.mkdir(parents=True, exist_ok=True)
+    for name in ("app.py", "requirements.txt"):
+        (server / name).touch()
+    (server / "mine.yaml").write_text(json.dumps(config))
+    manifest = {
+        "format": "native-v1",
+        "config_paths": ["resources_servers/mine/mine.yaml"],
+        "metadata": {"name": "mine"},
+    }
+    (package / "nemo-environment.yaml").write_text(json.dumps(manifest))
+    return package
 
-    def refusal() -> str:
-        (package / "a.yaml").write_text(json.dumps(config))
-        with pytest.raises(RunFailed) as failure:
-            asyncio.run(start(package, gym, tmp_path))
-        return str(failure.value)
 
-    message = refusal()
-    assert message.startswith("NeMo Gym refused the environment: AlmostServerError:")
-    assert "Almost-Servers Detected" in message
-    assert "domain" in message
+def mine(**settings: Any) -> dict[str, Any]:
+    return {"mine": {"resources_servers": {"mine": {"entrypoint": "app.py", "domain": "math", **settings}}}}
 
-    config["mine"]["resources_servers"]["mine"]["domain"] = "math"
-    (server / "app.py").write_text("")
-    assert f"Missing pyproject.toml or requirements.txt for uv venv setup in server dir {server}" in refusal()
 
-    (server / "requirements.txt").write_text("")
+def test_what_gym_refuses_is_told_in_gym_s_words(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"(?s)refused the environment: AlmostServerError:.*Almost-Servers Detec.*domain"
+    ):
+        asyncio.run(start(package_of(tmp_path, mine(domain="sports")), gym, tmp_path))
+
     model = {"type": "responses_api_models", "name": "policy_model"}
-    agent = {"entrypoint": "app.py", "model_server": model, "resources_server": model}
-    config["agent"] = {"responses_api_agents": {"simple_agent": agent}}
-    message = refusal()
-    assert "ServerRefNotFoundError" in message
-    assert "Available responses_api_models: (none)" in message
+    agent = {"responses_api_agents": {"simple_agent": {"entrypoint": "app.py", "model_server": model}}}
+    with pytest.raises(RunFailed, match=r"(?s)ServerRefNotFoundError.*Available responses_api_models: \(none\)"):
+        asyncio.run(start(package_of(tmp_path, {**mine(), "agent": agent}), gym, tmp_path))
+
+
+def test_a_server_without_an_install_marker_is_not_replaced_by_a_built_in(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path
+) -> None:
+    package = package_of(tmp_path, mine())
+    (package / "resources_servers" / "mine" / "requirements.txt").unlink()
+    with pytest.raises(
+        RunFailed, match=r"Missing pyproject.toml or requirements.txt for uv venv setup in server dir /"
+    ):
+        asyncio.run(start(package, gym, tmp_path))
 
 
 def test_a_port_that_is_taken_is_named(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    (package / "resources_servers" / "mine").mkdir(parents=True)
-    for name in ("app.py", "requirements.txt"):
-        (package / "resources_servers" / "mine" / name).write_text("")
-    (package / "nemo-environment.yaml").write_text(
-        "{format: native-v1, config_paths: [a.yaml], metadata: {name: mine}}"
-    )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = {"entrypoint": "app.py", "domain": "math", "port": port}
-        (package / "a.yaml").write_text(json.dumps({"mine": {"resources_servers": {"mine": server}}}))
         with pytest.raises(RunFailed, match=rf"server mine cannot listen on 127.0.0.1:{port}: Address already in use"):
-            asyncio.run(start(package, gym, tmp_path))
+            asyncio.run(start(package_of(tmp_path, mine(port=port)), gym, tmp_path))
+
+
+def test_a_server_that_never_answers_is_named(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    package = package_of(tmp_path, mine())
+    app = package / "resources_servers" / "mine" / "app.py"
+    app.write_text("import time\nprint('thinking')\ntime.sleep(600)\n")
+    with pytest.raises(
+        RunFailed, match=r"(?s)starting the servers took more than 3 s; no answer from mine\n.*thinking"
+    ):
+        asyncio.run(start(package, gym, tmp_path, bounds=Bounds(ready_s=3)))
+
+
+def test_a_limit_of_turns_for_an_agent_without_one_is_refused(
+    test_mark: str, gym: GymEnvironment, tmp_path: Path
+) -> None:
+    resources = {"type": "resources_servers", "name": "mine"}
+    agent = {
+        "responses_api_agents": {"langgraph_agent": {"entrypoint": "rewoo_agent.py", "resources_server": resources}}
+    }
+    with pytest.raises(LauncherError, match=r"agent 'agent' \(langgraph_agent\) has no limit of turns to set"):
+        asyncio.run(start(package_of(tmp_path, {**mine(), "agent": agent}), gym, tmp_path, max_rollout_turns=3))
+
+
+def test_packages_of_other_formats_are_refused(gym: GymEnvironment, tmp_path: Path) -> None:
+    package = package_of(tmp_path, mine())
+    (package / "nemo-environment.yaml").write_text("{format: wheels-v1, config_paths: [a.yaml], metadata: {name: x}}")
+    with pytest.raises(LauncherError, match="engine=local does not start wheels-v1 packages"):
+        asyncio.run(start(package, gym, tmp_path))
