@@ -102,7 +102,7 @@ def find_dataset(path: Path) -> DatasetFiles:
 def count_rows(path: Path) -> int:
     """Number of lines of ``path`` that hold something, without looking at what they hold."""
     with open_rows(path) as file:
-        return sum(1 for line in row_lines(file) if line.strip())
+        return sum(1 for line in row_lines(file) if not line.isspace())
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, PromptRow]]:
@@ -140,7 +140,7 @@ def check_rows(path: Path, *, expected: RowExpectations | None = None, find_repe
             if faults:
                 tally.add(number, faults)
             if repeated is not None and not faults:
-                repeated.add(line)
+                repeated.add(line if line.endswith(b"\n") else line + b"\n")
     if repeated is not None:
         for problem in repeated.problems(path):
             tally.keep(problem)
@@ -162,7 +162,7 @@ def _check_line(
     elif len(line) >= MAX_ROW_BYTES and not line.endswith(b"\n"):
         message = f"the line is longer than {MAX_ROW_BYTES // 2**20} MiB; nothing after it was checked"
         return None, [*faults, RowFault("row-too-long", message, "split or drop the row")]
-    if not line.strip():
+    if line.isspace() or not line:
         return None, [*faults, RowFault("row-blank", "the line is blank", "delete the line")]
     row, syntax = parse_row(line)
     if row is None:
@@ -217,13 +217,12 @@ class _Tally:
     def count(self, row: PromptRow) -> None:
         """Count a row that is an object, right or not."""
         self.num_rows += 1
-        match row:
-            case {"agent_ref": {"name": str(name)}}:
-                self.agents[name] += 1
-        match row:
-            case {"responses_create_params": {"input": prompt, **rest}}:
-                self.lengths[_rounded(_num_characters(prompt))] += 1
-                self.num_rows_with_tools += bool(rest.get("tools"))
+        agent, params = row.get("agent_ref"), row.get("responses_create_params")
+        if isinstance(agent, dict) and isinstance(agent.get("name"), str):
+            self.agents[agent["name"]] += 1
+        if isinstance(params, dict):
+            self.lengths[_rounded(_num_characters(params.get("input")))] += 1
+            self.num_rows_with_tools += bool(params.get("tools"))
 
     def add(self, number: int, faults: list[RowFault]) -> None:
         """Keep a line's faults; CRLF, which every line of a file tends to have, is told once."""
@@ -277,7 +276,7 @@ class _RepeatedLines:
 
     def add(self, line: bytes) -> None:
         if self._num_lines < MAX_TRACKED_ROWS:
-            key = hash(line.rstrip())
+            key = hash(line)
             self._buckets[key & 255].append(key)
         self._num_lines += 1
 
@@ -291,7 +290,7 @@ class _RepeatedLines:
         first_seen: dict[bytes, int] = {}
         with open_rows(path) as file:
             for number, line in enumerate(row_lines(file), start=1):
-                text = line.rstrip()
+                text = line if line.endswith(b"\n") else line + b"\n"
                 if hash(text) not in suspects:
                     continue
                 first = first_seen.setdefault(text, number)

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, from_json
 from launcher.schema.problems import Problem
 from launcher.schema.rows import ROW, VERIFIERS_ROW, PromptRow, ResponsesCreateParams
 
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
 _MODEL_REQUEST_KEYS = tuple(ResponsesCreateParams.__annotations__)
 _EXAMPLE_PARAMS = 'add "responses_create_params": {"input": [{"role": "user", "content": "..."}]}'
 _EXAMPLE_AGENT = 'add "agent_ref": {"type": "responses_api_agents", "name": "<agent of the environment>"}'
@@ -68,9 +69,30 @@ def parse_row(line: bytes) -> tuple[PromptRow | None, list[RowFault]]:
     if not isinstance(row, dict):
         message = f"the line holds {_kind(row)}; a row is an object"
         return None, [RowFault("row-not-object", message, 'write one {"responses_create_params": ...} object a line')]
-    if line.count(b'":') == _num_keys(row) and not re.search(rb'"\s+:', line):
+    if line.count(b'":') == _num_keys(row) and not _spaced_key(line):
         return row, []  # type: ignore[return-value]  # its shape is row_faults' business
     return row, _repeated_keys(line)  # type: ignore[return-value]
+
+
+def is_plain(row: PromptRow) -> bool:
+    """Whether a row is of the commonest right shape: nothing but messages of text. A fraction of the full check's time.
+
+    A row of another shape may be right as well; the full check decides.
+    """
+    params, agent = row.get("responses_create_params"), row.get("agent_ref")
+    if type(params) is not dict or len(params) != 1 or type(agent) is not dict:
+        return False
+    messages = params.get("input")
+    if type(messages) is not list or not messages:
+        return False
+    for message in messages:
+        if type(message) is not dict or len(message) != 2 or message.get("role") not in _ROLES:
+            return False
+        content = message.get("content")
+        if type(content) is not str or not content:
+            return False
+    name = agent.get("name")
+    return agent.get("type") == "responses_api_agents" and type(name) is str and name != ""
 
 
 def row_faults(row: PromptRow, expected: RowExpectations | None) -> list[RowFault]:
@@ -81,13 +103,15 @@ def row_faults(row: PromptRow, expected: RowExpectations | None) -> list[RowFaul
         expected: what the environment demands; None leaves agents and verifiers fields alone.
     """
     faults: list[RowFault] = []
-    try:
-        ROW.validator.validate_python(row)
-    except ValidationError as error:
-        faults += [_shape_fault(detail) for detail in error.errors(include_url=False)]
+    if not is_plain(row):
+        try:
+            ROW.validator.validate_python(row)
+        except ValidationError as error:
+            faults += [_shape_fault(detail) for detail in error.errors(include_url=False)]
     if expected is None:
         return faults
-    agent = row["agent_ref"]["name"] if not any("agent_ref" in fault.message for fault in faults) else None
+    is_named = not faults or not any("agent_ref" in fault.message for fault in faults)
+    agent = row["agent_ref"]["name"] if is_named else None
     if agent is not None and agent not in expected.agents:
         faults.append(_unknown_agent(agent, expected.agents))
     if agent in expected.verifiers_agents:
@@ -125,6 +149,11 @@ def _syntax_fault(line: bytes, reason: str) -> RowFault:
     except UnicodeDecodeError as error:
         return RowFault("row-json", f"is not UTF-8 at byte {error.start + 1}", "save the file as UTF-8")
     return RowFault("row-json", f"is not JSON: {reason}", "write one complete JSON object on the line")
+
+
+def _spaced_key(line: bytes) -> bool:
+    """Whether white space stands between a key and its colon, where a count of ``":`` misses the key."""
+    return (b" :" in line or b"\t:" in line or b"\r:" in line) and re.search(rb'"\s+:', line) is not None
 
 
 def _repeated_keys(line: bytes) -> list[RowFault]:

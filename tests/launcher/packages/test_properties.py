@@ -15,9 +15,10 @@ from launcher.environment.layout import layout_problems
 from launcher.environment.package import inspect_package
 from launcher.environment.source import FolderSource
 from launcher.local_files import Listing
-from launcher.row_faults import RowExpectations, parse_row, row_faults
+from launcher.row_faults import RowExpectations, is_plain, parse_row, row_faults
 from launcher.row_repair import repaired_row
 from launcher.schema.manifest import MANIFEST
+from launcher.schema.rows import ROW
 
 unhurried = settings(deadline=None)  # a busy machine is no bug
 EXPECTED = RowExpectations(agents=frozenset({"a"}), verifiers_agents=frozenset({"a"}), vf_env_id="v")
@@ -133,3 +134,19 @@ def test_duplicate_keys_are_counted_right(tree):
     """The quick count of keys agrees with the slow one: a row without repeated keys has no fault of that kind."""
     _, faults = parse_row(json.dumps(tree).encode())
     assert [fault for fault in faults if fault.code == "row-duplicate-key"] == []
+
+
+message = st.fixed_dictionaries({"role": row_words, "content": row_words | st.just("")})
+plain_rows = st.fixed_dictionaries(
+    {
+        "responses_create_params": st.fixed_dictionaries({"input": st.lists(message, max_size=2)}),
+        "agent_ref": st.fixed_dictionaries({"type": row_words, "name": row_words | st.just("")}),
+    }
+)
+
+
+@unhurried
+@given(plain_rows | shaped(row_words).filter(lambda tree: isinstance(tree, dict)))
+def test_what_the_quick_check_accepts_the_full_check_accepts(tree):
+    if is_plain(tree):
+        ROW.validate_python(tree)
