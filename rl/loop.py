@@ -23,15 +23,14 @@ from launcher.schema.problems import RunFailed
 from launcher.schema.training import RewardScalingConfig, RewardShapingConfig
 from rl.advantages import AdvantageSettings, group_advantages
 from rl.data import PromptOrder, group_requests
-from rl.dynamic_sampling import GroupSelection, selected_groups
+from rl.dynamic_sampling import GroupSelection, gives_loss, selected_groups
 from rl.layout import LayoutSettings, rank_batches
 from rl.metrics import step_metrics, validation_metrics
 from rl.report import Report
 from rl.rewards import training_rewards
 from rl.schedule import ScheduleSettings, learning_rate
-from rl.types import RolloutSource
+from rl.types import Policy, RolloutSource
 from rl.workers.batch import RankBatch
-from rl.workers.group import PolicyGroup
 from rl.workers.step import StepResult
 
 
@@ -94,7 +93,7 @@ class TrainingLoop:
         *,
         rows: Rows,
         source: RolloutSource,
-        policy: PolicyGroup,
+        policy: Policy,
         report: Report,
         weights_folder: Path,
     ):
@@ -185,7 +184,7 @@ class TrainingLoop:
         settings = self._settings
         rewards = training_rewards(rollouts, scaling=settings.reward_scaling, shaping=settings.reward_shaping)
         groups = np.array([rollout.group_id for rollout in rollouts])
-        return group_advantages(rewards, groups, settings.advantages).tolist()
+        return [float(advantage) for advantage in group_advantages(rewards, groups, settings.advantages)]
 
     def _next_requests(self, *, first_group: int) -> list[RolloutRequest]:
         rows, self._cursor = self._order.take(self._cursor, self._plan.num_prompts_per_batch)
@@ -213,7 +212,7 @@ class TrainingLoop:
         samples: list[TrainSample] = []
         sample_advantages: list[float] = []
         for rollout, advantage in zip(rollouts, advantages, strict=True):
-            if rollout.failure is None and not (rollout.truncated and self._settings.overlong_filtering):
+            if gives_loss(rollout, overlong_filtering=self._settings.overlong_filtering):
                 made = train_samples(rollout)
                 samples.extend(made)
                 sample_advantages.extend([advantage] * len(made))

@@ -9,6 +9,25 @@ from pathlib import Path
 from typing import Protocol
 
 from gym_bridge.types import Rollout, RolloutRequest
+from rl.micro_batch import FloatArray
+from rl.workers.batch import RankBatch
+from rl.workers.step import StepResult
+
+
+class Policy(Protocol):
+    """The model under training: ranks in Ray actors (``rl.workers.group``), or one rank in this process (tests)."""
+
+    async def train(self, batches: Sequence[RankBatch], *, learning_rate: float) -> StepResult:
+        """One optimizer step; ``batches`` holds the share of each rank."""
+        ...
+
+    async def logprobs(self, batches: Sequence[RankBatch]) -> list[tuple[FloatArray, ...]]:
+        """Log-probabilities of the trained tokens under the current weights, per rank and micro-batch."""
+        ...
+
+    async def write_weights(self, folder: Path) -> None:
+        """Write the current weights as safetensors into ``folder``."""
+        ...
 
 
 class RolloutSource(Protocol):

@@ -54,7 +54,7 @@ class RewardShapingConfig(Section):
     overlong_buffer_length: Count | None = None
     """Tokens before ``max_response_length`` over which the penalty grows from 0 to its full size."""
     overlong_buffer_penalty: NonNegativeFloat | None = None
-    """Penalty at ``max_response_length``; it keeps growing beyond."""
+    """Penalty at ``max_response_length`` and beyond."""
     max_response_length: Count | None = None
     """Response length, in tokens, that gets the full penalty."""
     stop_properly_penalty_coef: Share | None = None

@@ -147,7 +147,7 @@ class VllmEngine:
             raise self._failure(f"vLLM failed: {_first_line(error.cause)}") from None
 
     def _failure(self, what: str) -> RunFailed:
-        gone = [f"{name} (pid {pid})" for name, pid in self.pids.items() if not Path(f"/proc/{pid}").exists()]
+        gone = [f"{name} (pid {pid})" for name, pid in self.pids.items() if not _is_alive(pid)]
         gone_words = f"; gone: {', '.join(gone)}" if gone else ""
         return RunFailed(f"{what}{gone_words}\n{last_words(self._log_file)}")
 
@@ -163,3 +163,12 @@ def actor_variables(settings: GenerationSettings) -> dict[str, str]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _is_alive(pid: int) -> bool:
+    """False also for a process that has ended and waits for its parent to notice."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rl.workers.policy import PolicyModel
 from rl.workers.settings import ModelSettings
+
+LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.device) -> PolicyModel:
@@ -30,15 +32,31 @@ def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.
         local_files_only=True,
         **settings.config_overrides,
     )
+    refuse_scaled_logits(language_model.config)
     language_model.train()
     if settings.activation_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(language_model.to(device))
+    policy = PolicyModel(language_model).to(device)
     if mesh is not None:
         for layer in decoder_layers(language_model):
             fully_shard(layer, mesh=mesh)
         fully_shard(policy, mesh=mesh)
     return policy
+
+
+def refuse_scaled_logits(config: PretrainedConfig) -> None:
+    """Stop for models that change their logits after the output head: we apply the head ourselves.
+
+    Raises:
+        NotImplementedError: names the key of the model's config.
+    """
+    text_config = config.get_text_config()
+    for key in LOGIT_CHANGES:
+        if (value := getattr(text_config, key, None)) not in (None, 1, 1.0):
+            raise NotImplementedError(
+                f"the model's config sets {key}={value}: its logits are changed after the output head, which "
+                "engine=local does not do; use engine=nemo_rl"
+            )
 
 
 def decoder_layers(language_model: PreTrainedModel) -> nn.ModuleList:
@@ -54,6 +72,6 @@ def full_weights(policy: PolicyModel) -> dict[str, Tensor]:
     Tied weights appear once, under the name of the weight they are tied to.
     """
     weights = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True))
-    tied = policy.language_model.all_tied_weights_keys
-    names = {name.removeprefix("language_model."): value.detach() for name, value in weights.items()}
-    return {name: value for name, value in names.items() if name not in tied}
+    tied = policy.language_model.all_tied_weights_keys or {}
+    named = {name.removeprefix("language_model."): value for name, value in weights.items()}
+    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor) and name not in tied}

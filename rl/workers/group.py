@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from launcher.schema.problems import RunFailed
@@ -29,7 +28,7 @@ START_TIMEOUT_S = 600.0
 class PolicyGroup:
     """All ranks of the policy. ``async with await PolicyGroup.start(...) as policy`` ends them whatever happens."""
 
-    def __init__(self, ranks: Sequence[ActorHandle[PolicyRank]], *, log_files: Sequence[Path], pids: Sequence[int]):
+    def __init__(self, ranks: Sequence[Any], *, log_files: Sequence[Path], pids: Sequence[int]):
         self._ranks = ranks
         self._log_files = log_files
         self.pids = pids
@@ -50,9 +49,10 @@ class PolicyGroup:
         on_gpu = settings.device == "cuda"
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         log_files = [log_folder / f"policy-rank-{rank}.log" for rank in range(num_ranks)]
-        actor = ray.remote(PolicyRank)
-        ranks = [
-            actor.options(num_cpus=0, num_gpus=1 if on_gpu else 0).remote(
+        ranks: list[Any] = [
+            ray.remote(PolicyRank)
+            .options(num_cpus=0, num_gpus=1 if on_gpu else 0)
+            .remote(
                 settings, rank=rank, num_ranks=num_ranks, rendezvous=rendezvous, num_threads=threads, log_file=log_file
             )
             for rank, log_file in enumerate(log_files)

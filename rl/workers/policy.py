@@ -4,12 +4,16 @@ Logits exist only where a token is trained, and at most ``LOGIT_ELEMENTS`` of th
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rl.logprobs import token_logprobs
-from rl.micro_batch import MicroBatch
+from rl.micro_batch import IntArray, MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LOGIT_ELEMENTS = 256 * 2**20
 """512 MB of bfloat16 logits; more tokens than fit have theirs computed a second time in the backward pass."""
@@ -34,8 +38,8 @@ class DeviceBatch:
 def device_batch(batch: MicroBatch, device: torch.device) -> DeviceBatch:
     """Move a micro-batch to ``device`` and build its attention mask."""
 
-    def tensor(array: object) -> Tensor:
-        return torch.as_tensor(array, device=device)
+    def tensor(array: IntArray) -> Tensor:
+        return torch.tensor(array, device=device)  # a copy: what came through Ray cannot be written to
 
     documents, segments = tensor(batch.document_ids), tensor(batch.segment_ids)
     plain = bool((batch.segment_ids == 0).all()) and bool((batch.document_ids <= 0).all())
@@ -74,7 +78,7 @@ class PolicyModel(nn.Module):
     head's weights before this forward runs.
     """
 
-    def __init__(self, language_model: nn.Module):
+    def __init__(self, language_model: "PreTrainedModel"):
         super().__init__()
         self.language_model = language_model
 
@@ -85,15 +89,14 @@ class PolicyModel(nn.Module):
             (log-probability of each trained token [N], entropy of the distribution it was drawn from [N], no grad),
             float32, both under softmax(logits / temperature) restricted to ``top_k``.
         """
-        backbone = self.language_model.base_model
-        hidden_BTH = backbone(
+        hidden_BTH = self.language_model.base_model(
             input_ids=batch.token_ids,
             attention_mask=batch.attention_mask,
             position_ids=batch.position_ids,
             use_cache=False,
         ).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1)[batch.predict_from]
-        head = self.language_model.get_output_embeddings()
+        head: nn.Linear = self.language_model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return token_logprobs(
             hidden_NH,
             head.weight,

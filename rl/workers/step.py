@@ -5,6 +5,7 @@ that gradients add up to the same sum however it is split (FSDP2 averages over r
 data_parallel_size).
 """
 
+import math
 import resource
 import time
 from collections.abc import Sequence
@@ -90,6 +91,9 @@ def train_step(
         settings: how.
         learning_rate: of this step.
         reference: the policy before training, needed with a KL penalty.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the weights are as before.
     """
     started = time.monotonic()
     statistics = []
@@ -99,10 +103,15 @@ def train_step(
         with torch.set_grad_enabled(trains):
             loss, sums = _micro_batch_loss(policy, micro_batch, batch, settings, previous=previous, reference=reference)
         if trains:
-            (loss * batch.data_parallel_size).backward()
+            torch.autograd.backward(loss * batch.data_parallel_size)
         statistics.append(sums)
     _reshard(policy)
     grad_norm = _clip_gradients(policy, settings.max_grad_norm)
+    if not math.isfinite(grad_norm):
+        raise FloatingPointError(
+            f"the gradient norm is {grad_norm}: nothing was updated; lower training.learning_rate, or train in float32"
+            " (model.dtype)"
+        )
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
@@ -128,7 +137,7 @@ def score(policy: PolicyModel, batch: RankBatch, settings: StepSettings) -> tupl
 
 def peak_memory_bytes() -> int:
     """Highest memory use of this process so far: of its GPU when it has one, else resident memory."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
@@ -150,7 +159,7 @@ def _micro_batch_loss(
     sequences, sequence_of_token = np.unique(micro_batch.samples, return_inverse=True)
 
     def tensor(array: np.typing.NDArray[np.generic]) -> Tensor:
-        return torch.as_tensor(array, device=logprobs.device)
+        return torch.tensor(array, device=logprobs.device)  # a copy: what came through Ray cannot be written to
 
     return policy_loss(
         logprobs,
