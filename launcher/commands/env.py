@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from launcher.cli import print_problems
-from launcher.environment.package import Inspection, inspect_package, load_package
-from launcher.environment.source import FolderSource
+from launcher.environment.package import Inspection, inspect_package, load_package, reference_source
 from launcher.environment.wheels import ARCHES, Target
+from launcher.references import resolve_reference
 from launcher.schema.problems import UsageError
 
 GLIBC_MINORS = (17, 28, *range(31, 41))
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``grpo env``."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="validate | new | vendor")
     validate = actions.add_parser("validate", help="check a package; starts nothing and runs none of its code")
-    validate.add_argument("folder", type=Path, metavar="DIR")
+    validate.add_argument("package", metavar="DIR", help="a folder; also a FileSet, which is looked at where it is")
     _add_target(validate, required=False)
     validate.add_argument("--offline", action="store_true", help="the package must start without a network")
     vendor = actions.add_parser("vendor", help="clear wheels/ and rebuild it as one closure for a target")
@@ -53,7 +53,8 @@ def validity(inspection: Inspection) -> dict[str, object]:
 
 def _validate(options: argparse.Namespace) -> int:
     target = _target(options) if options.arch else None
-    inspection = inspect_package(FolderSource(options.folder), target=target, offline=options.offline, prove=True)
+    source = reference_source(resolve_reference("environment", options.package))
+    inspection = inspect_package(source, target=target, offline=options.offline, prove=True)
     if not inspection.is_valid:
         print_problems(inspection.problems, as_json=options.json)
         return 1

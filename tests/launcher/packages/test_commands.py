@@ -126,6 +126,16 @@ def test_data_check_says_where_and_corrects_into_a_copy(tmp_path, native, capsys
     assert grpo(capsys, "data", "check", "fixed.jsonl")[0] == 0
 
 
+def test_a_fileset_validates_like_its_folder(native, capsys):
+    for changes, status in (({}, 0), ({"data.jsonl": ""}, 1)):
+        root = native(changes)
+        grpo(capsys, "files", "create", "env", "--purpose", "environment", "--exist-ok")
+        grpo(capsys, "files", "upload", f"{root}/", "env", "--replace")
+        folder, fileset = (grpo(capsys, "env", "validate", place, "--json") for place in (str(root), "env"))
+        assert (folder[0], fileset[0]) == (status, status)
+        assert folder[1] == fileset[1]
+
+
 @pytest.fixture
 def published_filesets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FileSets under the names of the published job, the model's as small as a model folder can be."""
