@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,15 @@ def test_the_cache_holds_one_folder_per_content(store, tmp_path):
     second = store.upload(write(tmp_path / "src", {"a": "y"}), "env").fileset
     assert store.cached(second, tmp_path / "cache") != folder
     assert contents(folder) == {"a": "x"}
+
+
+def test_uploads_at_the_same_time_do_not_lose_each_others_files(tmp_path):
+    store = FileSetStore(str(tmp_path / "store"))
+    store.create("env", purpose="generic")
+    sources = [write(tmp_path / str(index), {f"{index}.txt": str(index)}) for index in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda source: store.upload(source, "env"), sources))
+    assert sorted(store.get("env").files) == [f"{index}.txt" for index in range(8)]
 
 
 def test_storage_that_cannot_be_reached():
