@@ -26,9 +26,26 @@ class PolicyRank:
     """Lives in a Ray actor; every method is called on all ranks at once (they contain collectives)."""
 
     def __init__(
-        self, settings: RankSettings, *, rank: int, num_ranks: int, rendezvous: str, num_threads: int, log_file: Path
+        self,
+        settings: RankSettings,
+        *,
+        rank: int,
+        num_ranks: int,
+        rendezvous: str,
+        num_threads: int,
+        log_file: Path | None,
     ):
-        redirect_output(log_file)
+        """
+        Args:
+            settings: the same on every rank.
+            rank: 0 .. num_ranks - 1.
+            num_ranks: processes that train together.
+            rendezvous: address where they meet; read by several ranks only.
+            num_threads: on a CPU.
+            log_file: gets everything this process prints; None leaves its output alone.
+        """
+        if log_file is not None:
+            redirect_output(log_file)
         from rl.workers.dtensor import load_policy  # imports transformers: seconds that the driver need not spend
 
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
