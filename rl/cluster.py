@@ -70,7 +70,7 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
             await asyncio.wait_for(start, START_TIMEOUT_S)
         except TimeoutError:
             raise RunFailed(f"Ray did not start within {START_TIMEOUT_S:.0f} s") from None
-        except Exception as error:  # noqa: BLE001 (what Ray raises here is a bare Exception, too)
+        except Exception as error:  # Ray raises bare ones here, too
             raise RunFailed(f"Ray did not start: {error}") from error
         try:
             yield scratch
