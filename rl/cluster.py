@@ -34,7 +34,11 @@ def prepare_ray(*, address: str | None) -> None:
     if address is None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         os.environ.pop("RAY_ADDRESS", None)
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1")
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_DISABLE_IMPORT_WARNING="1",
+        RAY_worker_niceness="0",  # Ray's 15 lets anything else on the machine push sampling and training aside
+    )
 
 
 @asynccontextmanager
