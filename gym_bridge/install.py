@@ -4,6 +4,7 @@ Gym pins packages to versions that vLLM refuses, so it never shares ours.
 
     pinned lock of a Gym version --> <cache>/gym/0.4.0-<digest>             Gym's own, and of servers that need no more
     requirements of one server   --> <cache>/gym/servers/<name>-<digest>    as Gym would make it at start
+    the package's wheels         --> the same folder: first a pool for those requirements, then installed themselves
 """
 
 import asyncio
@@ -19,10 +20,14 @@ from pathlib import Path
 from gym_bridge.once import OnProgress, made_once
 from gym_bridge.session import kill_session
 from gym_bridge.variables import install_variables
-from gym_bridge.versions import GymVersion, python_for
+from gym_bridge.versions import GymVersion, gym_version, python_for
+from gym_bridge.wheelhouse import Wheelhouse
 from launcher.schema.problems import RunFailed
 
 NUM_LAST_LINES = 15
+VERIFIERS_HARNESS = "responses_api_agents/verifiers_agent"
+GETS_WHEELS = ("responses_api_agents/", "resources_servers/")
+"""The kinds of servers whose environments a package's wheels are installed into; models are the host's business."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,33 +102,87 @@ async def gym_environment(
 
 
 async def server_environment(
-    gym: GymEnvironment, server: ServerFolder, *, cache: Path, timeout_s: float, on_progress: OnProgress
+    gym: GymEnvironment,
+    server: ServerFolder,
+    *,
+    wheelhouse: Wheelhouse | None,
+    cache: Path,
+    timeout_s: float,
+    on_progress: OnProgress,
 ) -> Path:
     """The virtual environment a server runs in: Gym's own when it needs no more than Gym, else one like Gym makes.
+
+    Args:
+        gym: from ``gym_environment``.
+        server: whose it is.
+        wheelhouse: of the package. Where it covers all that the server requires, no index is asked. Agents and
+            resources servers then get every one of its wheels, from it alone.
+        cache: root of everything this project caches.
+        timeout_s: bound on the installation, waiting for another run's included.
+        on_progress: told one line at a time what happens.
 
     Raises:
         RunFailed: uv failed (its own last words are in the message) or took too long.
     """
-    requirements = server_requirements(server)
-    if not requirements:
+    requirements = _requirements(gym, server, wheelhouse)
+    closure = wheelhouse if server.key.startswith(GETS_WHEELS) else None
+    if not requirements and closure is None:
         return gym.root
     # Gym installs each server with its own version and that of Ray and OpenAI's client, which must be the host's.
     pins = (f"nemo-gym=={gym.version}", _pin(gym, "ray", extra="[default]"), _pin(gym, "openai"))
     wanted = "".join(f"{line}\n" for line in (*pins, *requirements))
-    content = "".join([gym.root.name, wanted, *_referenced(server.path, requirements)])
+    pool = wheelhouse.digest if wheelhouse else ""
+    content = "".join([gym.root.name, wanted, *_referenced(server.path, requirements), pool])
     root = cache.absolute() / "gym" / "servers" / f"{server.path.name}-{_digest(gym.base_python, content)}"
 
     async def install() -> None:
-        on_progress(f"installing what {server.key} requires: {', '.join(requirements)}")
+        on_progress(f"installing what {server.key} requires: {', '.join(requirements) or 'NeMo Gym'}")
         await _make_venv(root, gym.base_python)
-        # In the server's folder, as Gym does: paths in requirements are relative to it.
-        await _uv("pip", "install", "--no-sources", "-r", "-", *_into(root), folder=server.path, stdin=wanted)
+        await _install_requirements(root, server, wanted, wheelhouse, on_progress)
+        if closure is not None:
+            on_progress(f"installing {len(closure.versions)} wheels of the package for {server.key}")
+            await _install_closure(root, closure)
 
     await made_once(
         root, install, is_intact=lambda: _has_python(root), what=f"installing what {server.key} requires",
         timeout_s=timeout_s, on_progress=on_progress,
     )  # fmt: skip
     return root
+
+
+def _requirements(gym: GymEnvironment, server: ServerFolder, wheelhouse: Wheelhouse | None) -> tuple[str, ...]:
+    """What a server needs beyond nemo-gym itself.
+
+    The verifiers harness of Gym's wheel asks for a git checkout, an index of its own and one example environment. All
+    it needs is ``verifiers``: the package's when it brings one, else the release that this Gym was written for.
+    """
+    if server.built_in and server.key == VERIFIERS_HARNESS:
+        vendored = wheelhouse.versions.get("verifiers") if wheelhouse else None
+        return (f"verifiers=={vendored or gym_version(gym.version).verifiers}",)
+    return server_requirements(server)
+
+
+async def _install_requirements(
+    root: Path, server: ServerFolder, wanted: str, wheelhouse: Wheelhouse | None, on_progress: OnProgress
+) -> None:
+    """Gym's own install. Its wheels go first, so that a complete closure asks no index, and gives the same anywhere."""
+    # In the server's folder, as Gym does: paths in requirements are relative to it.
+    call = ["pip", "install", "--no-sources", "-r", "-", *_into(root)]
+    if wheelhouse is not None:
+        call += ["--find-links", str(wheelhouse.folder)]
+        try:
+            await _uv(*call, "--no-index", folder=server.path, stdin=wanted)
+            return
+        except RunFailed:
+            on_progress(f"wheels/ does not cover what {server.key} requires: asking a package index for the rest")
+    await _uv(*call, folder=server.path, stdin=wanted)
+
+
+async def _install_closure(root: Path, wheelhouse: Wheelhouse) -> None:
+    """Install every project of the wheelhouse from nothing but it."""
+    wanted = "".join(f"{project}=={version}\n" for project, version in wheelhouse.versions.items())
+    options = ("--no-index", "--only-binary", ":all:", "--find-links", str(wheelhouse.folder))
+    await _uv("pip", "install", *options, "-r", "-", *_into(root), folder=root, stdin=wanted)
 
 
 def server_requirements(server: ServerFolder) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""An environment package, and the values a run starts it with. Pure.
+"""The values a run starts an environment package with. Pure.
 
-package folder --> EnvironmentPackage --(+ policy)--> gym_config: goes to NeMo Gym's config parser, over the YAML
+Package + policy --> gym_config: goes to NeMo Gym's config parser, over the package's YAML
 sampling, max_rollout_turns --> agent_settings: go into the agents of the parsed config, whatever file defined them
 """
 
@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
-from launcher.schema.manifest import MANIFEST, MANIFEST_NAME, EnvironmentFormat
-from launcher.schema.problems import LauncherError, Problem
+from launcher.schema.manifest import Package
 from launcher.schema.sampling import Sampling
 
 TURN_LIMITS = {
@@ -32,23 +28,6 @@ TURN_LIMITS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentPackage:
-    """What the manifest says, as far as starting the package goes.
-
-    Example:
-        EnvironmentPackage(root=Path("/x/recipes/demo/environment"), name="numbered-list", format="native-v1",
-                           config_paths=("resources_servers/numbered_list/configs/numbered_list.yaml",))
-    """
-
-    root: Path
-    """Absolute."""
-    name: str
-    format: EnvironmentFormat
-    config_paths: tuple[str, ...]
-    """Relative to ``root``, normalised."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEndpoint:
     """Where the model under training answers.
 
@@ -62,31 +41,7 @@ class PolicyEndpoint:
     model: str
 
 
-def environment_package(root: Path) -> EnvironmentPackage:
-    """Read the manifest of a package.
-
-    Raises:
-        LauncherError: it is missing or wrong.
-    """
-    path = root / MANIFEST_NAME
-    try:
-        manifest = MANIFEST.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise _refused([(path, f"Missing {MANIFEST_NAME} at environment root", "place the manifest there")]) from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _refused([(path, f"not YAML: {' '.join(str(error).split())}", "correct the file")]) from None
-    except ValidationError as error:
-        faults = [(path, f"{'.'.join(map(str, e['loc']))}: {e['msg']}", "correct the manifest") for e in error.errors()]
-        raise _refused(faults) from None
-    return EnvironmentPackage(
-        root=root.resolve(),
-        name=manifest.metadata.name,
-        format=manifest.format,
-        config_paths=manifest.config_paths,
-    )
-
-
-def gym_config(package: EnvironmentPackage, policy: PolicyEndpoint, *, work: Path, head_port: int) -> dict[str, Any]:
+def gym_config(package: Package, policy: PolicyEndpoint, *, work: Path, head_port: int) -> dict[str, Any]:
     """The values that win over the package's own YAML.
 
     Args:
@@ -96,7 +51,7 @@ def gym_config(package: EnvironmentPackage, policy: PolicyEndpoint, *, work: Pat
         head_port: free port for Gym's head server.
     """
     return {
-        "config_paths": [str(package.root / path) for path in package.config_paths],
+        "config_paths": [str(package.root / path) for path in package.manifest.config_paths],
         "policy_base_url": [policy.base_url],
         "policy_api_key": policy.api_key,
         "policy_model_name": policy.model,
@@ -126,9 +81,3 @@ def agent_settings(sampling: Sampling, *, max_rollout_turns: int | None) -> dict
     if max_rollout_turns is not None:
         settings |= {agent: {key: max_rollout_turns} for agent, key in TURN_LIMITS.items()}
     return settings
-
-
-def _refused(faults: list[tuple[Path, str, str]]) -> LauncherError:
-    return LauncherError(
-        Problem(code="environment-package", path=str(path), message=message, fix=fix) for path, message, fix in faults
-    )

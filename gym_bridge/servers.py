@@ -16,7 +16,9 @@ from typing import Any, NoReturn, Self
 from gym_bridge.host_process import HOST, HostProcess
 from gym_bridge.install import GymEnvironment, ServerFolder, server_environment
 from gym_bridge.once import OnProgress
-from gym_bridge.package import TURN_LIMITS, EnvironmentPackage, PolicyEndpoint, agent_settings, gym_config
+from gym_bridge.package import TURN_LIMITS, PolicyEndpoint, agent_settings, gym_config
+from gym_bridge.wheelhouse import wheelhouse
+from launcher.schema.manifest import Package
 from launcher.schema.problems import LauncherError, Problem
 from launcher.schema.sampling import Sampling
 
@@ -55,7 +57,7 @@ class GymServers:
     @classmethod
     async def start(
         cls,
-        package: EnvironmentPackage,
+        package: Package,
         policy: PolicyEndpoint,
         *,
         gym: GymEnvironment,
@@ -82,12 +84,12 @@ class GymServers:
 
         Raises:
             RunFailed: Gym refused the package, an installation failed, or a server died or never answered.
-            LauncherError: an agent has no limit of turns to set, or packages of this format are not started here.
+            LauncherError: an agent has no limit of turns to set, or the package's wheels are missing.
         """
-        _check_format(package)
+        wheels = await asyncio.to_thread(wheelhouse, package)
         host = await HostProcess.spawn(gym, log_folder=log_folder, pass_variables=pass_variables)
         try:
-            on_progress(f"reading the config of environment {package.name}")
+            on_progress(f"reading the config of environment {package.manifest.metadata.name}")
             host.tell(
                 config=gym_config(package, policy, work=host.work, head_port=_free_port()),
                 agent_settings=agent_settings(sampling, max_rollout_turns=max_rollout_turns),
@@ -100,7 +102,12 @@ class GymServers:
                 _check_turn_limits(planned)
             environments = {
                 plan["key"]: await server_environment(
-                    gym, _folder(plan), cache=cache, timeout_s=bounds.install_s, on_progress=on_progress
+                    gym,
+                    _folder(plan),
+                    wheelhouse=wheels,
+                    cache=cache,
+                    timeout_s=bounds.install_s,
+                    on_progress=on_progress,
                 )
                 for plan in planned
             }
@@ -143,14 +150,6 @@ class GymServers:
 
 def _folder(plan: Mapping[str, Any]) -> ServerFolder:
     return ServerFolder(key=plan["key"], path=Path(plan["folder"]), built_in=plan["built_in"])
-
-
-def _check_format(package: EnvironmentPackage) -> None:
-    if package.format != "native-v1":
-        raise LauncherError([Problem(
-            code="R30", path="environment", message=f"engine=local does not start {package.format} packages yet",
-            fix="use a native-v1 package, or engine=nemo_rl",
-        )])  # fmt: skip
 
 
 def _check_turn_limits(planned: Sequence[Mapping[str, Any]]) -> None:

@@ -18,12 +18,14 @@ class GymVersion:
     """A release of ``nemo-gym``.
 
     Example:
-        GymVersion(version="0.7.0", python=(3, 13, 14))
+        GymVersion(version="0.7.0", python=(3, 13, 14), verifiers="0.3.1")
     """
 
     version: str
     python: tuple[int, int, int]
     """The oldest Python it installs on. Its lock is for 3.13, as this project is."""
+    verifiers: str
+    """The release of ``verifiers`` that its ``verifiers_agent`` was written for."""
 
     @property
     def lock(self) -> Path:
@@ -33,7 +35,10 @@ class GymVersion:
 
 GYM_VERSIONS = {
     known.version: known
-    for known in (GymVersion(version="0.4.0", python=(3, 13, 0)), GymVersion(version="0.7.0", python=(3, 13, 14)))
+    for known in (
+        GymVersion(version="0.4.0", python=(3, 13, 0), verifiers="0.1.14"),
+        GymVersion(version="0.7.0", python=(3, 13, 14), verifiers="0.3.1"),
+    )
 }
 
 

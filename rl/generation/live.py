@@ -6,6 +6,7 @@ requests --> GymClient --> Gym agent --> Gym model server --> Gateway --> vLLM
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Self
@@ -73,24 +74,32 @@ class LiveSource:
             environment = await gym_environment(
                 gym_version(gym.version), cache=gym.cache, timeout_s=Bounds().install_s, on_progress=say
             )
-        with display.phase("starting vLLM") as say:
-            engine = await VllmEngine.start(generation, log_folder=log_folder, scratch=scratch, on_progress=say)
-        try:
-            with display.phase(f"starting environment {package.manifest.metadata.name}") as say:
-                servers = await GymServers.start(
-                    package,
-                    PolicyEndpoint(base_url=engine.base_url, api_key=engine.api_key, model=engine.model_name),
-                    gym=environment,
-                    sampling=generation.sampling,
-                    cache=gym.cache,
-                    log_folder=log_folder,
-                    on_progress=say,
-                    max_rollout_turns=gym.max_rollout_turns,
-                    bounds=Bounds(ready_s=gym.start_timeout_s),
-                )
-        except BaseException:
-            await engine.close()
-            raise
+        engine = await VllmEngine.launch(generation, log_folder=log_folder, scratch=scratch)
+        async with AsyncExitStack() as started:
+            started.push_async_callback(engine.close)
+
+            async def load_vllm() -> None:
+                with display.phase("starting vLLM") as say:
+                    await engine.load(say)
+
+            async def start_servers() -> GymServers:
+                with display.phase(f"starting environment {package.manifest.metadata.name}") as say:
+                    servers = await GymServers.start(
+                        package,
+                        PolicyEndpoint(base_url=engine.base_url, api_key=engine.api_key, model=engine.model_name),
+                        gym=environment,
+                        sampling=generation.sampling,
+                        cache=gym.cache,
+                        log_folder=log_folder,
+                        on_progress=say,
+                        max_rollout_turns=gym.max_rollout_turns,
+                        bounds=Bounds(ready_s=gym.start_timeout_s),
+                    )
+                started.push_async_callback(servers.close)
+                return servers
+
+            _, servers = await all_of(load_vllm(), start_servers())
+            started.pop_all()  # both run: from here on ``close`` ends them
         return cls(engine, servers, gym=gym, generation=generation)
 
     def collect(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[Rollout]:

@@ -6,8 +6,8 @@ model, chat_template, dataset, environment --(references)--> RunFiles + root of 
 from collections.abc import Callable
 from pathlib import Path
 
-from gym_bridge.package import environment_package
 from launcher.dataset import find_dataset
+from launcher.environment.package import load_package
 from launcher.references import resolve_reference
 from launcher.schema.job import JobConfig
 from launcher.schema.problems import LauncherError, Problem
@@ -31,14 +31,14 @@ def run_files(
     Raises:
         LauncherError: a reference leads nowhere.
     """
-    package = environment_package(resolve_reference("environment", job.environment.name).local_path())
+    package = load_package(resolve_reference("environment", job.environment.name).local_path())
     dataset = find_dataset(resolve_reference("dataset", job.dataset).local_path())
     files = RunFiles(
         model=_model(job.model.name, on_progress),
         chat_template=chat_template_text(job.model.chat_template),
         training_rows=dataset.training.absolute(),
         validation_rows=dataset.validation.absolute() if dataset.validation else None,
-        gym_configs=tuple(package.root / path for path in package.config_paths),
+        gym_configs=tuple(package.root / path for path in package.manifest.config_paths),
         output=output.absolute(),
     )
     return files, package.root

@@ -14,10 +14,11 @@ import pytest
 
 from gym_bridge.client import GymClient
 from gym_bridge.install import GymEnvironment, gym_environment
-from gym_bridge.package import PolicyEndpoint, environment_package
+from gym_bridge.package import PolicyEndpoint
 from gym_bridge.servers import GymServers
 from gym_bridge.types import Rollout, RolloutRequest
 from gym_bridge.versions import gym_version
+from launcher.environment.package import load_package
 from launcher.schema.sampling import Sampling
 from tests.gym_bridge.fake_policy import FakePolicy, fake_policy
 
@@ -79,7 +80,7 @@ def trials(
     policy = run(served.__aenter__())
     servers = run(
         GymServers.start(
-            environment_package(trials_package),
+            load_package(trials_package),
             PolicyEndpoint(base_url=policy.base_url, api_key=API_KEY, model="policy"),
             gym=gym,
             sampling=SAMPLING,

@@ -104,7 +104,7 @@ def test_gym_is_installed_with_our_python_when_that_is_new_enough() -> None:
 
 
 def test_a_gym_that_needs_a_newer_python_than_there_is_is_refused() -> None:
-    newer = GymVersion(version="9.0", python=(3, 13, 9999))
+    newer = GymVersion(version="9.0", python=(3, 13, 9999), verifiers="1.0")
     message = r"NeMo Gym 9.0 needs Python 3.13.9999 or newer; this one is 3.13.0, and no other that is new enough"
     with pytest.raises(LauncherError, match=message):
         python_for(newer, ours=(3, 13, 0))
@@ -121,7 +121,9 @@ def test_locks_are_hashed_and_name_no_registry(version: GymVersion) -> None:
 
 def environment_of(gym: GymEnvironment, path: Path, cache: Path, lines: list[str] | None = None) -> Path:
     said = lines if lines is not None else []
-    return asyncio.run(server_environment(gym, server(path), cache=cache, timeout_s=300, on_progress=said.append))
+    return asyncio.run(
+        server_environment(gym, server(path), wheelhouse=None, cache=cache, timeout_s=300, on_progress=said.append)
+    )
 
 
 def write_wheel(path: Path) -> None:

@@ -20,10 +20,11 @@ import pytest
 
 from gym_bridge.client import GymClient
 from gym_bridge.install import GymEnvironment
-from gym_bridge.package import PolicyEndpoint, environment_package
+from gym_bridge.package import PolicyEndpoint
 from gym_bridge.servers import Bounds, GymServers
 from gym_bridge.session import session_processes
 from gym_bridge.types import RolloutRequest
+from launcher.environment.package import load_package
 from launcher.schema.problems import LauncherError, RunFailed
 from tests.gym_bridge.conftest import DEMO, ROOT, SAMPLING, demo_rows
 from tests.gym_bridge.fake_policy import Answer, fake_policy
@@ -56,7 +57,7 @@ def left_within(seconds: float, mark: str) -> list[str]:
 async def start(package: Path, gym: GymEnvironment, tmp_path: Path, **options: Any) -> GymServers:
     defaults: dict[str, Any] = {"cache": tmp_path / "cache", "log_folder": tmp_path / "logs", "on_progress": print}
     return await GymServers.start(
-        environment_package(package), options.pop("policy", NOWHERE), gym=gym, sampling=SAMPLING,
+        load_package(package), options.pop("policy", NOWHERE), gym=gym, sampling=SAMPLING,
         pass_variables=["GRPO_TEST"], **defaults | options,
     )  # fmt: skip
 
@@ -239,10 +240,3 @@ def test_a_limit_of_turns_for_an_agent_without_one_is_refused(
     }
     with pytest.raises(LauncherError, match=r"agent 'agent' \(langgraph_agent\) has no limit of turns to set"):
         asyncio.run(start(package_of(tmp_path, {**mine(), "agent": agent}), gym, tmp_path, max_rollout_turns=3))
-
-
-def test_packages_of_other_formats_are_refused(gym: GymEnvironment, tmp_path: Path) -> None:
-    package = package_of(tmp_path, mine())
-    (package / "nemo-environment.yaml").write_text("{format: wheels-v1, config_paths: [a.yaml], metadata: {name: x}}")
-    with pytest.raises(LauncherError, match="engine=local does not start wheels-v1 packages"):
-        asyncio.run(start(package, gym, tmp_path))
