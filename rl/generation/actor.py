@@ -80,13 +80,16 @@ class VllmActor:
         redirect_output(log_file)
         if os.getpgid(0) != os.getpid():
             os.setpgid(0, 0)  # one process group, so that what vLLM starts can be ended with this process
-        print(f"vLLM actor, process group {os.getpgid(0)}", flush=True)
         self._settings = settings
         self._call_log = CallLog(call_file)
 
-    async def pid(self) -> int:
-        """This process."""
-        return os.getpid()
+    @_failing_plainly
+    async def open_port(self) -> tuple[int, str]:
+        """Listen on a free loopback port; gives (this process, base URL). Requests wait there until ``serve``."""
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(BACKLOG)
+        return os.getpid(), f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
 
     @_failing_plainly
     async def import_vllm(self) -> None:
@@ -109,8 +112,8 @@ class VllmActor:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(self._arguments))
 
     @_failing_plainly
-    async def serve(self, api_key: str) -> str:
-        """Open the OpenAI app behind the gateway; gives its base URL."""
+    async def serve(self, api_key: str) -> None:
+        """Answer on the port: vLLM's OpenAI app behind the gateway."""
         import uvicorn
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -119,14 +122,10 @@ class VllmActor:
         app = build_app(self._arguments, supported_tasks=tasks, model_config=self._engine.model_config)
         await init_app_state(self._engine, app.state, self._arguments, supported_tasks=tasks)
         self._gateway = Gateway(app, sampling=self._settings.sampling, api_key=api_key, call_log=self._call_log)
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(BACKLOG)
         config = uvicorn.Config(self._gateway, log_level="warning", lifespan="off", access_log=False)
         server = uvicorn.Server(config)
         app.state.server = server  # without it vLLM's error handler fails and hides the error
-        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        self._serving = asyncio.create_task(server.serve(sockets=[self._listener]))
 
     async def pids(self) -> dict[str, int]:
         """This process and vLLM's below it, by name."""

@@ -1,6 +1,6 @@
 """vLLM as the driver sees it: an actor with its async engine and its own OpenAI app behind the gateway.
 
-VllmEngine.start --> VllmActor (engine core and workers are its children) --> http://127.0.0.1:<port>/v1
+VllmEngine.launch, .load --> VllmActor (engine core and workers are its children) --> http://127.0.0.1:<port>/v1
           .update_weights --> pause, reload from a folder, forget cached prefixes, resume
           .watch --> raises when the actor or its engine dies
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """A running vLLM. ``async with await VllmEngine.start(...)`` ends it whatever happens."""
+    """A running vLLM. ``async with await VllmEngine.launch(...)`` ends it whatever happens."""
 
     model_name = SERVED_NAME
 
@@ -51,19 +51,16 @@ class VllmEngine:
         """``actor`` and vLLM's own processes below it."""
 
     @classmethod
-    async def start(
-        cls, settings: GenerationSettings, *, log_folder: Path, scratch: Path, on_progress: Callable[[str], None]
-    ) -> Self:
-        """Start vLLM and wait until it answers.
+    async def launch(cls, settings: GenerationSettings, *, log_folder: Path, scratch: Path) -> Self:
+        """Start vLLM's process and open its port; ``load`` does the rest. Requests before that wait for their answer.
 
         Args:
             settings: how it runs.
             log_folder: gets ``vllm.log``.
             scratch: folder for temporary files of the run.
-            on_progress: told in a few words what vLLM is doing.
 
         Raises:
-            RunFailed: it did not start; the message holds its own last output.
+            RunFailed: the process did not start.
         """
         log_file = (log_folder / "vllm.log").resolve()
         call_file = scratch / f"calls-{secrets.token_hex(4)}.jsonl"
@@ -74,21 +71,29 @@ class VllmEngine:
         ).remote(settings, log_file=log_file, call_file=call_file)  # fmt: skip
         engine = cls(actor, api_key=api_key, log_file=log_file, calls=CallLogReader(call_file))
         try:
-            await engine._load(on_progress)
+            pid, engine.base_url = await engine._answer(actor.open_port.remote(), timeout_s=START_TIMEOUT_S)
+            engine.pids = {"actor": pid}
         except BaseException:
             await engine.close()
             raise
         return engine
 
-    async def _load(self, on_progress: Callable[[str], None]) -> None:
+    async def load(self, on_progress: Callable[[str], None]) -> None:
+        """Load the model and answer requests.
+
+        Args:
+            on_progress: told in a few words what vLLM is doing.
+
+        Raises:
+            RunFailed: vLLM did not start; the message holds its own last output.
+        """
         actor = self._actor
-        self.pids = {"actor": await self._answer(actor.pid.remote(), timeout_s=START_TIMEOUT_S)}
         on_progress("importing vLLM")
         await self._answer(actor.import_vllm.remote(), timeout_s=START_TIMEOUT_S)
         on_progress("loading the model")
         await self._answer(actor.load.remote(), timeout_s=START_TIMEOUT_S)
         on_progress("opening the server")
-        self.base_url = await self._answer(actor.serve.remote(self.api_key), timeout_s=START_TIMEOUT_S)
+        await self._answer(actor.serve.remote(self.api_key), timeout_s=START_TIMEOUT_S)
         self.pids = await self._answer(actor.pids.remote(), timeout_s=START_TIMEOUT_S)
 
     def find_call(self, token_ids: Sequence[int]) -> CallRecord | None:
@@ -120,7 +125,7 @@ class VllmEngine:
         """End vLLM and all its processes; bounded."""
         with suppress(TimeoutError, RayActorError, RayTaskError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                if self.base_url:
+                if len(self.pids) > 1:  # it has an engine to end
                     await self._actor.stop.remote()
         ray.kill(self._actor)
         if "actor" in self.pids:

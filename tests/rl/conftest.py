@@ -49,11 +49,25 @@ def demo_generation(demo_model_folder):
 
 
 @pytest.fixture(scope="session")
-def vllm(runner, scratch, demo_generation, tmp_path_factory):
-    """A running vLLM. A test that changes its weights changes them back."""
+def start_vllm(runner, scratch):
+    """Starts a vLLM of the test's own: ``start_vllm(settings, log_folder)``; the test closes it."""
     from rl.generation.engine import VllmEngine
 
-    logs = tmp_path_factory.mktemp("vllm")
-    engine = runner.run(VllmEngine.start(demo_generation, log_folder=logs, scratch=scratch, on_progress=lambda _: None))
+    async def start(settings, log_folder):
+        engine = await VllmEngine.launch(settings, log_folder=log_folder, scratch=scratch)
+        try:
+            await engine.load(lambda _: None)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    return lambda settings, log_folder: runner.run(start(settings, log_folder))
+
+
+@pytest.fixture(scope="session")
+def vllm(runner, start_vllm, demo_generation, tmp_path_factory):
+    """A running vLLM. A test that changes its weights changes them back."""
+    engine = start_vllm(demo_generation, tmp_path_factory.mktemp("vllm"))
     yield engine
     runner.run(engine.close())

@@ -34,14 +34,8 @@ def wait_until_gone(leader: int, *, within_s: float) -> float:
     return time.monotonic() - started
 
 
-def start(runner, demo_generation, scratch, logs, on_progress=lambda _: None):
-    from rl.generation.engine import VllmEngine
-
-    return runner.run(VllmEngine.start(demo_generation, log_folder=logs, scratch=scratch, on_progress=on_progress))
-
-
-def test_bad_weights_and_a_killed_engine_are_told_with_their_cause(runner, demo_generation, scratch, tmp_path):
-    engine = start(runner, demo_generation, scratch, tmp_path)
+def test_bad_weights_and_a_killed_engine_are_told_with_their_cause(runner, demo_generation, start_vllm, tmp_path):
+    engine = start_vllm(demo_generation, tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunFailed, match=r"vLLM failed: .*safetensors|vLLM failed: .*weights") as bad:
         runner.run(engine.update_weights(tmp_path / "empty", policy_version=1))
@@ -60,34 +54,23 @@ def test_closing_while_vllm_starts_leaves_nothing(runner, demo_generation, scrat
     from rl.generation.engine import VllmEngine
 
     shared_memory = set(os.listdir("/dev/shm"))
-    seen: list[str] = []
 
-    async def give_up_while_loading() -> None:
+    async def give_up_while_loading() -> int:
         loading = asyncio.Event()
-
-        def note(phase: str) -> None:
-            seen.append(phase)
-            if phase == "loading the model":
-                loading.set()
-
-        begin = asyncio.create_task(
-            VllmEngine.start(demo_generation, log_folder=tmp_path, scratch=scratch, on_progress=note)
-        )
+        engine = await VllmEngine.launch(demo_generation, log_folder=tmp_path, scratch=scratch)
+        load = asyncio.create_task(engine.load(lambda phase: loading.set() if phase == "loading the model" else None))
         await loading.wait()
         await asyncio.sleep(3)  # the engine's own process is starting now
-        begin.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await begin
+        load.cancel()
+        await engine.close()
+        return engine.pids["actor"]
 
-    runner.run(give_up_while_loading())
-    assert seen == ["importing vLLM", "loading the model"]
-    leader = int((tmp_path / "vllm.log").read_text().partition("process group ")[2].split()[0])
-    wait_until_gone(leader, within_s=15)
+    wait_until_gone(runner.run(give_up_while_loading()), within_s=15)
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
-def test_a_killed_actor_is_told_and_takes_its_children_along(runner, demo_generation, scratch, tmp_path):
-    engine = start(runner, demo_generation, scratch, tmp_path)
+def test_a_killed_actor_is_told_and_takes_its_children_along(runner, demo_generation, start_vllm, tmp_path):
+    engine = start_vllm(demo_generation, tmp_path)
     os.kill(engine.pids["actor"], signal.SIGKILL)
     with pytest.raises(RunFailed, match="the vLLM actor died; gone: actor"):
         runner.run(asyncio.wait_for(engine.watch(), 15))
