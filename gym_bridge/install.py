@@ -168,14 +168,18 @@ async def _install_requirements(
     """Gym's own install. Its wheels go first, so that a complete closure asks no index, and gives the same anywhere."""
     # In the server's folder, as Gym does: paths in requirements are relative to it.
     call = ["pip", "install", "--no-sources", "-r", "-", *_into(root)]
-    if wheelhouse is not None:
-        call += ["--find-links", str(wheelhouse.folder)]
+    if wheelhouse is None:
+        await _uv(*call, folder=server.path, stdin=wanted)
+        return
+    call += ["--find-links", str(wheelhouse.folder)]
+    try:
+        await _uv(*call, "--no-index", folder=server.path, stdin=wanted)
+    except RunFailed as incomplete:
+        on_progress(f"wheels/ does not cover what {server.key} requires: asking a package index for the rest")
         try:
-            await _uv(*call, "--no-index", folder=server.path, stdin=wanted)
-            return
-        except RunFailed:
-            on_progress(f"wheels/ does not cover what {server.key} requires: asking a package index for the rest")
-    await _uv(*call, folder=server.path, stdin=wanted)
+            await _uv(*call, folder=server.path, stdin=wanted)
+        except RunFailed as error:
+            raise RunFailed(f"{error}\nwheels/ alone did not do for {server.key}: {incomplete}") from None
 
 
 async def _install_closure(root: Path, wheelhouse: Wheelhouse) -> None:
