@@ -69,11 +69,6 @@ class LiveSource:
             RunFailed: a part could not start; names it and holds its last output.
             LauncherError: the package cannot be run as it is.
         """
-        package = load_package(gym.package)
-        with display.phase("preparing NeMo Gym") as say:
-            environment = await gym_environment(
-                gym_version(gym.version), cache=gym.cache, timeout_s=Bounds().install_s, on_progress=say
-            )
         engine = await VllmEngine.launch(generation, log_folder=log_folder, scratch=scratch)
         async with AsyncExitStack() as started:
             started.push_async_callback(engine.close)
@@ -83,24 +78,35 @@ class LiveSource:
                     await engine.load(say)
 
             async def start_servers() -> GymServers:
-                with display.phase(f"starting environment {package.manifest.metadata.name}") as say:
-                    servers = await GymServers.start(
-                        package,
-                        PolicyEndpoint(base_url=engine.base_url, api_key=engine.api_key, model=engine.model_name),
-                        gym=environment,
-                        sampling=generation.sampling,
-                        cache=gym.cache,
-                        log_folder=log_folder,
-                        on_progress=say,
-                        max_rollout_turns=gym.max_rollout_turns,
-                        bounds=Bounds(ready_s=gym.start_timeout_s),
-                    )
+                servers = await cls.start_servers(engine, generation, gym, log_folder=log_folder, display=display)
                 started.push_async_callback(servers.close)
                 return servers
 
             _, servers = await all_of(load_vllm(), start_servers())
             started.pop_all()  # both run: from here on ``close`` ends them
         return cls(engine, servers, gym=gym, generation=generation)
+
+    @staticmethod
+    async def start_servers(
+        engine: VllmEngine, generation: GenerationSettings, gym: GymSettings, *, log_folder: Path, display: Display
+    ) -> GymServers:
+        """Install Gym if it is not there and start the environment's servers; arguments and errors as for ``start``."""
+        package = load_package(gym.package)
+        with display.phase(f"starting environment {package.manifest.metadata.name}") as say:
+            environment = await gym_environment(
+                gym_version(gym.version), cache=gym.cache, timeout_s=Bounds().install_s, on_progress=say
+            )
+            return await GymServers.start(
+                package,
+                PolicyEndpoint(base_url=engine.base_url, api_key=engine.api_key, model=engine.model_name),
+                gym=environment,
+                sampling=generation.sampling,
+                cache=gym.cache,
+                log_folder=log_folder,
+                on_progress=say,
+                max_rollout_turns=gym.max_rollout_turns,
+                bounds=Bounds(ready_s=gym.start_timeout_s),
+            )
 
     def collect(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[Rollout]:
         """Yield one rollout per request as each finishes; see ``RolloutSource``."""
