@@ -88,6 +88,10 @@ FACT_CASES: list[tuple[str, str, dict[str, Any], Facts, Facts, str]] = [
      "3 is not below the 3 steps"),
     ("R20", T + "lora.target_modules", {**LORA, T + "lora": {"target_modules": ["up_proj", "q_porj"]}},
      Facts(model=LLAMA), Facts(), "'q_porj' matches none of the model's 1 linear layers (up_proj: 1, q_porj: 0)"),
+    ("R20", T + "lora.target_modules", {**LORA, T + "lora": {"target_modules": ["k_proj"]}},
+     Facts(model=LLAMA), Facts(), "'k_proj' matches none"),
+    ("R34", T + "hf_config_overrides", {T + "hf_config_overrides": {"no_such_key": 1}}, Facts(model=LLAMA),
+     Facts(model=ModelFacts(config={"model_type": "llama", "no_such_key": 0})), "no_such_key is no key"),
     ("R22", T + "val_at_start", {T + "val_at_start": True}, Facts(num_validation_rows=0),
      Facts(num_validation_rows=1), "validation is off"),
     ("R23", "environment", {}, Facts(unreachable=(MISSING,)), Facts(), "does not exist"),
@@ -130,6 +134,45 @@ def test_rule_on_facts(
     assert words in problems[0].message
     assert found(code, make_job(settings), keeping) == []
     assert found(code, make_job(settings), Facts()) == [], "a rule whose fact is unknown is silent"
+
+
+@pytest.mark.parametrize("pattern", ["lm_head", "*head", "*"])
+def test_an_adapter_of_the_output_head_is_refused(make_job: MakeJob, pattern: str) -> None:
+    job = make_job({**LORA, T + "lora": {"target_modules": [pattern]}})
+    for facts in (Facts(), Facts(model=LLAMA)):
+        assert ["is never adapted" in p.message for p in found("R20", job, facts)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages", "fix"),
+    [
+        ({"rope_thta": 1.0}, ["rope_thta is no key of the model's config (none)"], "did you mean rope_theta?"),
+        ({"text_config": {"hiden": 1}}, ["text_config.hiden is no key of the model's config (inner)"],
+         "did you mean text_config.hidden?"),
+        ({"text_config": {"hidden": 1}, "rope_parameters": {"factor": 2.0}}, [], ""),
+    ],
+)  # fmt: skip
+def test_overrides_of_the_model_config(make_job: MakeJob, overrides: Any, messages: list[str], fix: str) -> None:
+    """A nested config is looked into; another mapping is a value like any other."""
+    config = {"model_type": "none", "rope_theta": 1.0, "rope_parameters": {"rope_type": "default"},
+              "text_config": {"model_type": "inner", "hidden": 8}}  # fmt: skip
+    problems = found("R34", make_job({T + "hf_config_overrides": overrides}), Facts(model=ModelFacts(config=config)))
+    assert [p.message for p in problems] == messages
+    assert all(p.fix == fix for p in problems)
+
+
+def test_keys_that_config_json_leaves_out_may_be_overridden(make_job: MakeJob) -> None:
+    job = make_job({T + "hf_config_overrides": {"attention_dropout": 0.1}})
+    assert found("R34", job, Facts(model=LLAMA)) == []
+
+
+def test_arguments_for_automodel_have_no_effect_on_a_cpu(make_job: MakeJob) -> None:
+    job = make_job({T + "automodel_kwargs": {"use_liger_kernel": False}})
+    cpu = Facts(device=DeviceFacts(kind="cpu", name="CPU", memory_bytes=1))
+    errors = [p for p in found("R25", job, cpu) if p.severity == "error"]
+    assert [p.path for p in errors] == [T + "automodel_kwargs"]
+    assert "no effect on a CPU, where stock modules run (use_liger_kernel)" in errors[0].message
+    assert found("R25", job, Facts(device=HOPPER)) == []
 
 
 def test_every_rule_has_a_case() -> None:

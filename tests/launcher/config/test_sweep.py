@@ -1,6 +1,5 @@
 """Sweeps: Hydra's sweepers over our trials, every trial of a grid checked before the first starts."""
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checking import Checked, Checker
-from launcher.commands.arguments import add_hydra_arguments, add_job_arguments
-from launcher.commands.hydra_flags import hydra_flags_given, run_hydra_flags
+from launcher.cli import main
 from launcher.hydra_app import hydra_arguments
 from launcher.schema.problems import LauncherError, RunFailed
 from launcher.sweep import TrialResult, expand_grid, run_sweep, trial_problems, trial_table
@@ -134,18 +132,8 @@ def test_a_sweep_over_a_job_json(project: Project, tmp_path: Path) -> None:
     assert all("top_k: 50" in (trial.directory / "config.yaml").read_text() for trial in trials)
 
 
-def flags(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_job_arguments(parser)
-    add_hydra_arguments(parser)
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_intermixed_args(arguments)
-
-
 def test_cfg_prints_what_hydra_composes(capsys: pytest.CaptureFixture[str]) -> None:
-    options = flags("recipe=demo", "training.seed=5", "--cfg", "job", "--package", "training")
-    assert hydra_flags_given(options)
-    assert run_hydra_flags(options, run_trial) == 0
+    assert main(["train", "recipe=demo", "training.seed=5", "--cfg", "job", "--package", "training"]) == 0
     shown = capsys.readouterr().out
     assert "policy_backend: dtensor" in shown
     assert "seed: 5" in shown
@@ -153,21 +141,15 @@ def test_cfg_prints_what_hydra_composes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_info_prints_the_defaults_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_hydra_flags(flags("recipe=demo", "--info", "defaults"), run_trial) == 0
+    assert main(["train", "recipe=demo", "--info", "defaults"]) == 0
     said = capsys.readouterr()
     assert "recipe/demo" in said.out + said.err
 
 
-def test_the_table_of_a_sweep_is_printed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    project({})
-    assert run_hydra_flags(flags("-m", "recipe=demo", "training.seed=12,13"), run_trial) == 3
-    assert "failed: a server died" in capsys.readouterr().out
-    assert run_hydra_flags(flags("-m", "recipe=demo", "training.seed=1", "--json", "hydra.sweep.dir=b"), run_trial) == 0
-    assert json.loads(capsys.readouterr().out)[0]["result"]["reward_after"] == 0.5
-
-
-def test_plain_runs_are_none_of_hydras_business() -> None:
-    assert not hydra_flags_given(flags("recipe=demo"))
+def test_a_refused_sweep_leaves_nothing_behind(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    root = project({})
+    assert main(["train", "-m", "recipe=demo", "training.seed=1,2", "training.epochs=0"]) == 1
+    assert list(root.iterdir()) == []
 
 
 def test_trial_problems_of_a_hundred_trials_share_files_and_compositions() -> None:
