@@ -30,6 +30,20 @@ def local_model_folder(reference: Reference) -> Path | None:
             return None
 
 
+def default_config(model_type: str) -> dict[str, Any]:
+    """The keys that configs of a model type have, with their defaults: config.json may leave some out.
+
+    Empty when transformers is not installed, or knows no such type.
+    """
+    try:
+        from transformers import AutoConfig  # here: it takes seconds, and a machine that only checks may lack it
+
+        defaults: dict[str, Any] = AutoConfig.for_model(model_type).to_dict()
+    except (ImportError, ValueError):
+        return {}
+    return defaults
+
+
 def model_facts(folder: Path) -> ModelFacts:
     """What a model folder's files say.
 

@@ -25,6 +25,9 @@ def rank_settings(job: JobConfig, plan: RunPlan, *, model_folder: Path, device: 
             trust_remote_code=job.model.trust_remote_code,
             activation_checkpointing=training.activation_checkpointing,
             config_overrides=training.hf_config_overrides or {},
+            backend=training.policy_backend,
+            automodel_kwargs=training.automodel_kwargs or {},
+            lora=plan.lora,
         ),
         optimizer=OptimizerSettings(
             optimizer_type=training.optimizer_type,

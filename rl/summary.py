@@ -13,8 +13,10 @@ LONGEST_SAMPLE = 600
 def run_summary(run: RunDirectory, plan: RunPlan) -> str:
     """What is printed on stdout when a run has completed."""
     metrics = run.read_metrics()
-    lines = [*_rewards(metrics, plan), *_samples(run), *_places(run), "", "Try next:"]
-    lines += [f"  {command}" for command in _next_commands(run, validated=bool(run.rollout_steps(validation=True)))]
+    lines = [*_rewards(metrics, plan), *_samples(run), *_places(run, plan), "", "Try next:"]
+    lines += [
+        f"  {command}" for command in _next_commands(run, plan, validated=bool(run.rollout_steps(validation=True)))
+    ]
     return "\n".join(lines)
 
 
@@ -64,17 +66,21 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in shortened.splitlines() or [""])
 
 
-def _places(run: RunDirectory) -> Iterable[str]:
+def _places(run: RunDirectory, plan: RunPlan) -> Iterable[str]:
     yield ""
     yield f"Run directory: {run.path}"
-    yield "  export/         the trained model, a Hugging Face folder"
+    if plan.output_type == "adapter":
+        yield "  export/         the trained adapter, in PEFT's format"
+    else:
+        yield "  export/         the trained model, a Hugging Face folder"
     yield "  metrics.jsonl   one object per step"
     yield "  rollouts/       everything that was sampled and scored"
     yield "  config.yaml, origins.json, plan.json, status.json, logs/"
 
 
-def _next_commands(run: RunDirectory, *, validated: bool) -> Iterable[str]:
+def _next_commands(run: RunDirectory, plan: RunPlan, *, validated: bool) -> Iterable[str]:
     yield f"grpo rollouts {run.path} --worst"
-    yield f"grpo eval {run.path}"
+    if plan.output_type == "model":
+        yield f"grpo eval {run.path}"
     if not validated:
         yield "grpo train ... training.val_at_start=true    # with a validation.jsonl: before and after in one run"

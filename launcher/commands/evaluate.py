@@ -68,9 +68,15 @@ def run_job(path: Path) -> tuple[JobConfig, RunPlan]:
     """The job of a run directory with the exported model in place of the one it started from.
 
     Raises:
-        LauncherError: it is no run directory, has exported nothing, or its files are gone.
+        LauncherError: it is no run directory, has exported no model, or its files are gone.
     """
     directory = open_run_directory(path)
+    if (directory.export / "adapter_config.json").exists():
+        raise LauncherError([Problem(
+            code="adapter-export", path=str(directory.export), message="this run has exported an adapter, no model",
+            fix="merge it (peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()), save model and "
+            "tokenizer, and evaluate that: grpo eval recipe=NAME model.name=MERGED",
+        )])  # fmt: skip
     if not (directory.export / "config.json").exists():
         raise LauncherError([Problem(
             code="no-export", path=str(directory.export), message="this run has exported no model",

@@ -73,7 +73,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(code="R24", title="adapters are not merged", check=adapters.adapters_stay_apart,
          reads=(_T + "finetuning_type",)),
     Rule(code="R25", title="automodel has its hardware", check=resources.automodel_has_its_hardware,
-         reads=(_T + "policy_backend", "cluster.device")),
+         reads=(_T + "policy_backend", _T + "automodel_kwargs", "cluster.device")),
     Rule(code="R26", title="the engine spans the nodes", check=parallel.engine_spans_the_nodes,
          reads=(_P + "num_nodes", "engine.name")),
     Rule(code="R27", title="NeMo RL takes the sampling", check=resources.nemo_rl_takes_the_sampling,
@@ -91,6 +91,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(code="R33", title="a sandbox is available", check=resources.sandbox_is_available,
          reads=("sandbox.enabled", "sandbox.cluster_capable", "sandbox.job_storage_pvc_claim",
                 "sandbox.public_dns_allow", "sandbox.allow_internet")),
+    Rule(code="R34", title="overrides name keys of the model's config", check=adapters.overrides_name_config_keys,
+         reads=(_T + "hf_config_overrides", "model")),
 )  # fmt: skip
 
 

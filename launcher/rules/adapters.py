@@ -1,12 +1,15 @@
 """Rules about LoRA, policy backends and model overrides."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from launcher.facts import Facts
-from launcher.lora_modules import linear_modules, matches
+from launcher.lora_modules import NEVER_ADAPTED, linear_modules, matches
+from launcher.model_facts import default_config
 from launcher.rules.base import Finding
 from launcher.schema.job import JobConfig
+from launcher.suggest import did_you_mean
 
 
 def lora_block_has_lora(job: JobConfig, facts: Facts) -> Iterator[Finding]:
@@ -69,7 +72,7 @@ def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     """target_modules names the linear layers to adapt, exclude_modules those to leave alone; one or neither.
 
     A pattern is the last part of a module's name, or a whole name with ``*``. One that matches nothing is a typo, and
-    would silently train less than was asked for.
+    would silently train less than was asked for. The output head, ``lm_head``, is never adapted.
     """
     lora = job.training.lora
     if lora is None:
@@ -80,18 +83,48 @@ def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
             message="is set together with target_modules",
             fix="keep target_modules to name what is adapted, or exclude_modules to name what is not",
         )
+    for pattern in lora.target_modules or ():
+        if matches(pattern, NEVER_ADAPTED):
+            yield Finding(
+                path="training.lora.target_modules",
+                message=f"{pattern!r} matches {NEVER_ADAPTED}, which is never adapted: it is often tied to the "
+                "embedding, and samplers load no adapter for it",
+                fix="name other layers, or leave both lists out to adapt every linear layer but lm_head",
+            )
     names = linear_modules(facts.model.tensors) if facts.model is not None and facts.model.tensors else None
     if not names:
         return
     for key, patterns in (("target_modules", lora.target_modules), ("exclude_modules", lora.exclude_modules)):
         for pattern in patterns or ():
-            if not any(matches(pattern, name) for name in names):
+            if not any(matches(pattern, name) for name in (*names, NEVER_ADAPTED)):
                 yield Finding(
                     path=f"training.lora.{key}",
                     message=f"{pattern!r} matches none of the model's {len(names)} linear layers "
                     f"({_counts(patterns or (), list(names))})",
                     fix=f"use one of {', '.join(_last_parts(list(names)))}, or a pattern with *",
                 )
+
+
+def overrides_name_config_keys(job: JobConfig, facts: Facts) -> Iterator[Finding]:
+    """hf_config_overrides changes keys that the model's config has; another key would be ignored in silence."""
+    if facts.model is not None:
+        yield from _unknown_keys(job.training.hf_config_overrides or {}, facts.model.config, at="")
+
+
+def _unknown_keys(overrides: Mapping[str, Any], config: Mapping[str, Any], *, at: str) -> Iterator[Finding]:
+    for key, value in overrides.items():
+        known, nested = config, config.get(key)
+        if isinstance(value, Mapping) and isinstance(nested, Mapping) and "model_type" in nested:
+            yield from _unknown_keys(value, nested, at=f"{at}{key}.")
+            continue
+        if key not in known:
+            known = {**default_config(str(config.get("model_type"))), **config}
+        if key not in known:
+            yield Finding(
+                path="training.hf_config_overrides",
+                message=f"{at}{key} is no key of the model's config ({config.get('model_type', 'no model_type')})",
+                fix=did_you_mean(key, known, otherwise="see the model's config.json for its keys", prefix=at),
+            )
 
 
 def adapters_stay_apart(job: JobConfig, facts: Facts) -> Iterator[Finding]:

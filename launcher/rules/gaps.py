@@ -12,7 +12,8 @@ class Gap:
     """Values of one setting that an engine would not act on.
 
     Example:
-        Gap(engine="local", key="training.policy_backend", refused=is_("automodel"), what="the automodel backend")
+        Gap(engine="nemo_rl", key="cluster.device", refused=is_("cpu"), what="training on a CPU",
+            implemented_by="local")
     """
 
     engine: Literal["local", "nemo_rl"]
@@ -51,16 +52,13 @@ def _nemo_rl(key: str, refused: Callable[[Any], bool], what: str, *, elsewhere: 
 
 
 GAPS: tuple[Gap, ...] = (
-    _local("training.policy_backend", is_("automodel"), "the automodel backend"),
-    _local("training.finetuning_type", is_("lora"), "LoRA"),
-    _local("training.router_aux_loss_coef", lambda v: v is not None, "overrides of the model config"),
-    _local("training.hf_config_overrides", is_set, "overrides of the model config"),
-    _local("training.automodel_kwargs", is_set, "arguments for Automodel"),
+    _local("training.router_aux_loss_coef", lambda v: v is not None, "a balancing loss of routers"),
     _local("training.parallelism.tensor_parallel_size", above_one, "tensor parallel"),
     _local("training.parallelism.context_parallel_size", above_one, "context parallel"),
     _local("training.parallelism.expert_parallel_size", above_one, "expert parallel"),
     _local("training.parallelism.sequence_parallel", is_set, "sequence parallel"),
     _local("checkpoint.save_interval", is_set, "checkpoints between steps"),
+    _local("training.keep_top_k", other_than(1), "keeping several checkpoints"),
     _local("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
     _nemo_rl("sandbox.enabled", is_set, "a sandbox", elsewhere=False),
     _nemo_rl("cluster.device", is_("cpu"), "training on a CPU"),

@@ -40,6 +40,12 @@ def automodel_has_its_hardware(job: JobConfig, facts: Facts) -> Iterator[Finding
             fix="nothing to do; backend=dtensor runs the same modules for full weights",
             severity="warning",
         )
+        if job.training.automodel_kwargs and job.engine.name == "local":
+            yield Finding(
+                path="training.automodel_kwargs",
+                message=f"has no effect on a CPU, where stock modules run ({', '.join(job.training.automodel_kwargs)})",
+                fix="leave training.automodel_kwargs out, or train on a GPU",
+            )
     elif device.compute_capability is not None and device.compute_capability < HOPPER:
         major, minor = device.compute_capability
         yield Finding(

@@ -1,4 +1,6 @@
-"""The ``dtensor`` backend: a stock transformers model in float32, sharded over data-parallel ranks by PyTorch FSDP2.
+"""A model in float32, stock or Automodel's, with an adapter if wanted, sharded over data-parallel ranks by FSDP2.
+
+config with overrides -> modules and weights of the backend -> adapter -> shards
 
 A single rank is not wrapped: sharding over one rank changes no number and costs a copy of the weights per pass.
 """
@@ -10,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from rl.workers.automodel import load_automodel
+from rl.workers.model_config import read_model_config
 from rl.workers.policy import PolicyModel
 from rl.workers.settings import ModelSettings
 
@@ -24,16 +28,12 @@ def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.
         mesh: data-parallel ranks to shard over; None when there is one rank.
         device: where the weights go.
     """
-    language_model = AutoModelForCausalLM.from_pretrained(
-        settings.folder,
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        trust_remote_code=settings.trust_remote_code,
-        local_files_only=True,
-        **settings.config_overrides,
-    )
-    refuse_scaled_logits(language_model.config)
+    language_model = load_language_model(settings, device)
     language_model.train()
+    if settings.lora is not None:
+        from rl.workers.lora import add_adapter  # here, since Automodel's import takes seconds
+
+        add_adapter(language_model, settings.lora, use_triton=settings.lora.use_triton and device.type == "cuda")
     if settings.activation_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = PolicyModel(language_model).to(device)
@@ -42,6 +42,28 @@ def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.
             fully_shard(layer, mesh=mesh)
         fully_shard(policy, mesh=mesh)
     return policy
+
+
+def load_language_model(settings: ModelSettings, device: torch.device) -> PreTrainedModel:
+    """The model of the chosen backend with its weights.
+
+    Raises:
+        ValueError: a config override's key is none of the config's.
+        NotImplementedError: the model changes its logits after the output head.
+    """
+    config = read_model_config(settings)
+    refuse_scaled_logits(config)
+    if settings.backend == "automodel" and device.type == "cuda":
+        return load_automodel(settings, config)
+    language_model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        settings.folder,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        trust_remote_code=settings.trust_remote_code,
+        local_files_only=True,
+    )
+    return language_model
 
 
 def refuse_scaled_logits(config: PretrainedConfig) -> None:
@@ -66,12 +88,17 @@ def decoder_layers(language_model: PreTrainedModel) -> nn.ModuleList:
     return max(lists, key=len)
 
 
-def full_weights(policy: PolicyModel) -> dict[str, Tensor]:
-    """All weights under the names of the model's own files; whole on every rank, so all ranks must call it.
+def full_weights(policy: PolicyModel, *, trained_only: bool = False) -> dict[str, Tensor]:
+    """Weights under the names of the model's own files; whole on every rank, so all ranks must call it.
 
     Tied weights appear once, under the name of the weight they are tied to.
+
+    Args:
+        policy: the model.
+        trained_only: leave out what is frozen.
     """
-    weights = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True))
+    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=trained_only)
+    weights = get_model_state_dict(policy, options=options)
     tied = policy.language_model.all_tied_weights_keys or {}
     named = {name.removeprefix("language_model."): value for name, value in weights.items()}
     return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor) and name not in tied}

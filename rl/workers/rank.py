@@ -7,15 +7,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rl.actor_output import redirect_output
 from rl.checkpoint import load_checkpoint, save_checkpoint
-from rl.export import export_model
+from rl.export import export_adapter, export_model
 from rl.generation.weights import write_weights
 from rl.micro_batch import FloatArray
 from rl.optimizer import build_optimizer
 from rl.workers.batch import RankBatch
+from rl.workers.policy import PolicyModel
 from rl.workers.settings import RankSettings
 from rl.workers.step import RankResult, StepSettings, score, train_step
 
@@ -60,11 +62,11 @@ class PolicyRank:
             backend = "gloo" if settings.device == "cpu" else "nccl"
             dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=num_ranks)
             mesh = init_device_mesh(settings.device, (num_ranks,))
+        if settings.model.backend == "automodel" and settings.device == "cpu" and rank == 0:
+            logger.info("automodel on a CPU: stock transformers modules, and Automodel's LoRA without Triton")
         self._policy = load_policy(settings.model, mesh, device)
         self._optimizer = build_optimizer(self._policy.parameters(), settings.optimizer)
-        self._reference = None
-        if settings.loss.ref_policy_kl_penalty > 0:
-            self._reference = load_policy(settings.model, mesh, device).requires_grad_(False)
+        self._reference = _reference(self._policy, settings, mesh) if settings.loss.ref_policy_kl_penalty > 0 else None
         self._step_settings = StepSettings(
             loss=settings.loss,
             sampling=settings.sampling,
@@ -86,23 +88,38 @@ class PolicyRank:
 
     def logprobs(self, batch: RankBatch) -> tuple[FloatArray, ...]:
         """Log-probabilities of the trained tokens of each micro-batch under the current weights."""
-        return score(self._policy, batch, self._step_settings)
+        self._policy.eval()  # without dropout, which only an adapter has
+        try:
+            return score(self._policy, batch, self._step_settings)
+        finally:
+            self._policy.train()
 
     def write_weights(self, folder: Path) -> None:
-        """Gather the weights and, on rank 0, write them for the sampler."""
+        """Gather the weights, an adapter merged in, and write them for the sampler on rank 0."""
         from rl.workers.dtensor import full_weights
 
         weights = full_weights(self._policy)
         if self._rank == 0:
+            if (lora := self._settings.model.lora) is not None:
+                from rl.workers.lora import merged_weights
+
+                weights = merged_weights(weights, multiplier=lora.multiplier)
             write_weights(weights, folder, dtype=self._step_settings.compute_dtype)
 
     def export(self, folder: Path) -> None:
-        """Gather the weights and, on rank 0, write a model folder."""
+        """Gather what was trained and, on rank 0, write a model folder, or an adapter's."""
         from rl.workers.dtensor import full_weights
 
-        weights = full_weights(self._policy)
-        if self._rank == 0:
+        lora = self._settings.model.lora
+        weights = full_weights(self._policy, trained_only=lora is not None)
+        if self._rank != 0:
+            return
+        if lora is None:
             export_model(weights, source=self._settings.model.folder, folder=folder)
+        else:
+            from rl.workers.lora import adapter_weights
+
+            export_adapter(adapter_weights(weights), lora, base_model=self._settings.model.folder, folder=folder)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state with torch.distributed.checkpoint."""
@@ -111,3 +128,14 @@ class PolicyRank:
     def restore(self, folder: Path) -> None:
         """Read what ``save`` wrote, also under another number of ranks."""
         load_checkpoint(self._policy, self._optimizer, folder)
+
+
+def _reference(policy: PolicyModel, settings: RankSettings, mesh: DeviceMesh | None) -> nn.Module:
+    """The model before training: the policy without its adapter, or a second copy."""
+    if settings.model.lora is not None:
+        from rl.workers.lora import WithoutAdapter
+
+        return WithoutAdapter(policy)
+    from rl.workers.dtensor import load_policy
+
+    return load_policy(settings.model, mesh, torch.device(settings.device)).requires_grad_(False)

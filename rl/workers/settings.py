@@ -1,10 +1,11 @@
 """What a rank of the policy needs to know; no transformers here, which the driver need not spend seconds on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.schema.plan import LoraPlan
 from launcher.schema.sampling import Sampling
 from rl.loss import LossSettings
 from rl.optimizer import OptimizerSettings
@@ -21,6 +22,12 @@ class ModelSettings:
     """Recompute each layer's activations in the backward pass."""
     config_overrides: Mapping[str, Any]
     """Keys of the model's config to replace, nested keys included."""
+    backend: Literal["automodel", "dtensor"] = "dtensor"
+    """Whose modules the model is made of on a GPU; on a CPU both are the stock ones."""
+    automodel_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of Automodel's ``from_pretrained``."""
+    lora: LoraPlan | None = None
+    """The adapter to train; None trains all weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -80,7 +80,7 @@ def train_step(
     settings: StepSettings,
     *,
     learning_rate: float,
-    reference: PolicyModel | None,
+    reference: nn.Module | None,
 ) -> RankResult:
     """One optimizer step.
 
@@ -90,7 +90,7 @@ def train_step(
         batch: this rank's share.
         settings: how.
         learning_rate: of this step.
-        reference: the policy before training, needed with a KL penalty.
+        reference: the policy before training, called as the policy is; needed with a KL penalty.
 
     Raises:
         FloatingPointError: the gradient is not finite; the weights are as before.
@@ -149,7 +149,7 @@ def _micro_batch_loss(
     settings: StepSettings,
     *,
     previous: FloatArray | None,
-    reference: PolicyModel | None,
+    reference: nn.Module | None,
 ) -> tuple[Tensor, LossStatistics]:
     logprobs, entropies = _logprobs(policy, micro_batch, settings)
     reference_logprobs = None
@@ -175,7 +175,7 @@ def _micro_batch_loss(
     )
 
 
-def _logprobs(policy: PolicyModel, micro_batch: MicroBatch, settings: StepSettings) -> tuple[Tensor, Tensor]:
+def _logprobs(policy: nn.Module, micro_batch: MicroBatch, settings: StepSettings) -> tuple[Tensor, Tensor]:
     device = next(policy.parameters()).device
     lower_precision = settings.compute_dtype != torch.float32
     with torch.autocast(device.type, settings.compute_dtype, enabled=lower_precision):

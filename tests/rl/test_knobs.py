@@ -155,12 +155,12 @@ ELSEWHERE = {
     "vllm_gpu_memory_utilization": "vLLM's arguments: tests/rl/generation",
     "keep_top_k": "refused by engine=local while it keeps no checkpoints (launcher/rules/gaps.py)",
     "parallelism": "tests/rl/workers/test_ranks.py",
-    "policy_backend": "launcher/rules/gaps.py",
-    "finetuning_type": "launcher/rules/gaps.py",
-    "lora": "launcher/rules/gaps.py",
-    "router_aux_loss_coef": "launcher/rules/gaps.py",
-    "hf_config_overrides": "launcher/rules/gaps.py",
-    "automodel_kwargs": "launcher/rules/gaps.py",
+    "policy_backend": "tests/rl/workers/test_lora.py, tests/gpu",
+    "finetuning_type": "tests/rl/workers/test_lora.py",
+    "lora": "tests/rl/workers/test_lora.py",
+    "router_aux_loss_coef": "refused by engine=local (launcher/rules/gaps.py)",
+    "hf_config_overrides": "tests/rl/workers/test_model_config.py",
+    "automodel_kwargs": "tests/gpu/test_automodel.py",
 }
 
 
