@@ -1,4 +1,4 @@
-"""``grpo env``: validate, scaffold and vendor environment packages."""
+"""``grpo env``: validate, scaffold, vendor and convert environment packages."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from launcher.cli import print_problems
+from launcher.commands import convert
 from launcher.environment.package import Inspection, inspect_package, load_package, reference_source
 from launcher.environment.wheels import ARCHES, Target
 from launcher.references import resolve_reference
@@ -17,7 +18,7 @@ GLIBC_MINORS = (17, 28, *range(31, 41))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``grpo env``."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="validate | new | vendor")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="validate | new | vendor | convert")
     validate = actions.add_parser("validate", help="check a package; starts nothing and runs none of its code")
     validate.add_argument("package", metavar="DIR", help="a folder; also a FileSet, which is looked at where it is")
     _add_target(validate, required=False)
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("name", metavar="NAME")
     new.add_argument("--format", required=True, choices=("native-v1", "wheels-v1", "adapter-wheels-v1"))
     new.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="folder to write it into (here)")
-    for action in (validate, vendor, new):
+    converted = actions.add_parser("convert", help="make a package and rows of a hub's verifiers environment")
+    convert.add_arguments(converted)
+    for action in (validate, vendor, new, converted):
         action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -40,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
             return _validate(options)
         case "vendor":
             return _vendor(options)
+        case "convert":
+            return convert.run(options)
         case _:
             return _new(options)
 

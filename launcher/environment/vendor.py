@@ -35,8 +35,6 @@ from launcher.schema.manifest import WHEELS_FOLDER, AdapterManifest, NativeManif
 from launcher.schema.problems import LauncherError, Problem
 
 DOWNLOAD_TIMEOUT_S = 3600.0
-HARNESS_REQUIREMENTS = {"verifiers_agent": "verifiers==0.1.14"}
-"""What each harness of NeMo Gym 0.4.0 was written for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,13 @@ class VendorReport:
 
 
 def vendor_closure(
-    package: Package, target: Target, *, gym: GymVersion, on_progress: Callable[[str], None] = lambda _: None
+    package: Package,
+    target: Target,
+    *,
+    gym: GymVersion,
+    environment: Sequence[str] | None = None,
+    index_url: str | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> VendorReport:
     """Clear ``wheels/`` of a package and fill it with everything its servers and its environment need.
 
@@ -86,6 +90,9 @@ def vendor_closure(
         package: of a wheels format, in a folder on this machine.
         target: the machine that will run it.
         gym: the NeMo Gym version that will run it.
+        environment: requirements of an adapter package's environment; None takes the projects that its vf_env_id names
+            and the ``verifiers`` that Gym's harness was written for.
+        index_url: a further index, which wins for the projects that it has.
         on_progress: told in a few words what takes long.
 
     Raises:
@@ -102,7 +109,7 @@ def vendor_closure(
     demands, problems = server_demands(package, source, gym)
     if problems:
         raise LauncherError(problems)
-    demands += _own_demands(package)
+    demands += _own_demands(package, gym, environment)
     before, _ = inspect_wheels(source, package.wheels)
     old = package.root / WHEELS_FOLDER
     with tempfile.TemporaryDirectory(prefix=f".{package.root.name}-wheels-", dir=package.root.parent) as folder:
@@ -110,13 +117,15 @@ def vendor_closure(
         new = scratch / WHEELS_FOLDER
         new.mkdir()
         on_progress(f"resolving for {target}")
-        pins = _resolve(uv, demands, target, own_wheels=old, scratch=scratch)
+        pins = _resolve(uv, demands, target, own_wheels=old, index_url=index_url, scratch=scratch)
         on_progress(f"downloading {sum(pin.has_wheel for pin in pins)} wheels")
-        _download(uv, [pin for pin in pins if pin.has_wheel], target, own_wheels=old, scratch=scratch)
+        _download(
+            uv, [pin for pin in pins if pin.has_wheel], target, own_wheels=old, index_url=index_url, scratch=scratch
+        )
         for pin in pins:
             if not pin.has_wheel:
                 on_progress(f"building {pin.project} {pin.version}")
-                _build(uv, pin, scratch=scratch)
+                _build(uv, pin, index_url=index_url, scratch=scratch)
         on_progress("checking the closure")
         after = _checked(demands, target, scratch=scratch)
         if old.exists():
@@ -126,19 +135,21 @@ def vendor_closure(
     return _report(before, after, pins, folder=old)
 
 
-def _own_demands(package: Package) -> list[Demand]:
+def _own_demands(package: Package, gym: GymVersion, environment: Sequence[str] | None) -> list[Demand]:
     """The environment of an adapter package: no server asks for it, the harness imports it by name."""
     if not isinstance(package.manifest, AdapterManifest):
         return []
     projects = [name.rsplit("/", 1)[-1] for name in environment_names(package)]
-    texts = [HARNESS_REQUIREMENTS[package.manifest.adapter.agent], *projects]
+    texts = environment if environment is not None else [f"verifiers=={gym.verifiers}", *projects]
     try:
         return [Demand(requirement=Requirement(text), by="the environment", install=1) for text in texts]
     except InvalidRequirement:
         raise _refused(f"vf_env_id {', '.join(projects)} is not the name of a project", "correct vf_env_id") from None
 
 
-def _resolve(uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels: Path, scratch: Path) -> list[Pin]:
+def _resolve(
+    uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels: Path, index_url: str | None, scratch: Path
+) -> list[Pin]:
     """One version for each project that fits all demands on the target."""
     (scratch / "requirements.in").write_text("".join(f"{demand.requirement}\n" for demand in demands))
     links = ("--find-links", str(own_wheels)) if own_wheels.is_dir() else ()
@@ -147,6 +158,7 @@ def _resolve(uv: Path, demands: Sequence[Demand], target: Target, *, own_wheels:
         [
             *("pip", "compile", "requirements.in", "--quiet", "--format", "pylock.toml", "-o", "pylock.toml"),
             *("--no-header", "--python", sys.executable, *links, *platform_arguments(target)),
+            *(("--index", index_url) if index_url else ()),
         ],
         folder=scratch,
         timeout_s=RESOLVE_TIMEOUT_S,
@@ -169,7 +181,9 @@ def _pin(entry: Mapping[str, Any]) -> Pin:
     )
 
 
-def _download(uv: Path, pins: Sequence[Pin], target: Target, *, own_wheels: Path, scratch: Path) -> None:
+def _download(
+    uv: Path, pins: Sequence[Pin], target: Target, *, own_wheels: Path, index_url: str | None, scratch: Path
+) -> None:
     lines = [" ".join([f"{pin.project}=={pin.version}", *(f"--hash={value}" for value in pin.hashes)]) for pin in pins]
     (scratch / "wheels.txt").write_text("\n".join(lines))
     links = ("--find-links", str(own_wheels)) if own_wheels.is_dir() else ()
@@ -182,6 +196,7 @@ def _download(uv: Path, pins: Sequence[Pin], target: Target, *, own_wheels: Path
             *(("--require-hashes",) if all(pin.hashes for pin in pins) else ()),
             *("--only-binary", ":all:", "--python-version", ".".join(map(str, PYTHON)), "--implementation", "cp"),
             *("--abi", interpreter, "--abi", "abi3", "--abi", "none", *platforms, *links),
+            *_pip_index(index_url),
         ],
         scratch=scratch,
     )
@@ -189,15 +204,19 @@ def _download(uv: Path, pins: Sequence[Pin], target: Target, *, own_wheels: Path
         raise _refused(f"the download failed: {result.reason[-600:]}", "check the package index and try again")
 
 
-def _build(uv: Path, pin: Pin, *, scratch: Path) -> None:
+def _build(uv: Path, pin: Pin, *, index_url: str | None, scratch: Path) -> None:
     result = _run_pip(
         uv,
-        ["wheel", f"{pin.project}=={pin.version}", "--no-deps", "--wheel-dir", WHEELS_FOLDER],
+        ["wheel", f"{pin.project}=={pin.version}", "--no-deps", "--wheel-dir", WHEELS_FOLDER, *_pip_index(index_url)],
         scratch=scratch,
     )
     if not result.succeeded:
         message = f"{pin.project} {pin.version} has no wheel, and building it failed: {result.reason[-600:]}"
         raise _refused(message, "install what its build needs, or require a version that has a wheel")
+
+
+def _pip_index(index_url: str | None) -> tuple[str, ...]:
+    return ("--extra-index-url", index_url) if index_url else ()
 
 
 def _run_pip(uv: Path, arguments: Sequence[str], *, scratch: Path) -> UvResult:

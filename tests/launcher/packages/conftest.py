@@ -1,9 +1,16 @@
-"""Small packages, written file by file."""
+"""Small packages, written file by file, and a small package index on loopback."""
 
-from collections.abc import Callable, Mapping
+import ensurepip
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from launcher.environment.pure_wheel import pure_wheel
 
 POLICY = """\
 policy_model:
@@ -62,3 +69,62 @@ def native(tmp_path: Path) -> WritePackage:
         return root
 
     return write
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Index:
+    """A folder of files and the pages that list them, served on loopback."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.url = ""
+
+    def add(self, name: str, content: bytes) -> None:
+        project = name.split("-")[0].replace("_", "-").lower()
+        page = self.root / "simple" / project / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        (page.parent / name).write_bytes(content)
+        links = (
+            f'<a href="{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}">{file.name}</a><br>'
+            for file in sorted(page.parent.iterdir())
+            if file.name != "index.html"
+        )
+        page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """Has stand-ins under the names that both installs of a package ask for, and is the only index there is."""
+    index = Index(tmp_path / "index")
+    (index.root / "simple").mkdir(parents=True)
+    for wheel in (
+        pure_wheel("nemo-gym", "0.4.0", {"nemo_gym.py": ""}, requires=["fast", "ray[default]"]),
+        pure_wheel("ray", "2.60.0", {"ray.py": ""}, requires=["dashboard; extra == 'default'"]),
+        pure_wheel("ray", "2.61.0", {"ray.py": ""}),
+        pure_wheel("openai", "2.7.2", {"openai.py": ""}),
+        pure_wheel("dashboard", "1.0", {"dashboard.py": ""}),
+        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_x86_64"),
+        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_aarch64"),
+    ):
+        index.add(*wheel)
+    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
+    index.add(pip.name, pip.read_bytes())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(index.root)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    index.url = url = f"http://127.0.0.1:{server.server_port}/simple/"
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "UV_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (
+        ("UV_DEFAULT_INDEX", url), ("UV_INDEX_URL", url), ("PIP_INDEX_URL", url), ("PIP_CONFIG_FILE", "/dev/null"),
+        ("UV_CACHE_DIR", str(tmp_path / "uv")), ("UV_TOOL_DIR", str(tmp_path / "tools")), ("UV_NO_CONFIG", "1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield index
+    server.shutdown()
+    server.server_close()
+    thread.join()

@@ -1,13 +1,7 @@
 """Vendoring against a small package index on loopback, which has stand-ins under the names both installs ask for."""
 
-import ensurepip
-import hashlib
 import io
 import tarfile
-import threading
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -57,63 +51,6 @@ def source_only(project: str, *, tag: str = "py3-none-any") -> tuple[str, bytes]
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return f"{project}-1.0.tar.gz", buffer.getvalue()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Index:
-    """A folder of files and the pages that list them, served on loopback."""
-
-    def __init__(self, root: Path):
-        self.root = root
-
-    def add(self, name: str, content: bytes) -> None:
-        project = name.split("-")[0].replace("_", "-").lower()
-        page = self.root / "simple" / project / "index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        (page.parent / name).write_bytes(content)
-        links = (
-            f'<a href="{file.name}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}">{file.name}</a><br>'
-            for file in sorted(page.parent.iterdir())
-            if file.name != "index.html"
-        )
-        page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    index = Index(tmp_path / "index")
-    (index.root / "simple").mkdir(parents=True)
-    for wheel in (
-        pure_wheel("nemo-gym", "0.4.0", {"nemo_gym.py": ""}, requires=["fast", "ray[default]"]),
-        pure_wheel("ray", "2.60.0", {"ray.py": ""}, requires=["dashboard; extra == 'default'"]),
-        pure_wheel("ray", "2.61.0", {"ray.py": ""}),
-        pure_wheel("openai", "2.7.2", {"openai.py": ""}),
-        pure_wheel("dashboard", "1.0", {"dashboard.py": ""}),
-        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_x86_64"),
-        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_aarch64"),
-    ):
-        index.add(*wheel)
-    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
-    index.add(pip.name, pip.read_bytes())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(index.root)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}/simple/"
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "UV_INDEX"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in (
-        ("UV_DEFAULT_INDEX", url), ("UV_INDEX_URL", url), ("PIP_INDEX_URL", url), ("PIP_CONFIG_FILE", "/dev/null"),
-        ("UV_CACHE_DIR", str(tmp_path / "uv")), ("UV_TOOL_DIR", str(tmp_path / "tools")), ("UV_NO_CONFIG", "1"),
-    ):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    yield index
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.fixture
