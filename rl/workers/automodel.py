@@ -13,7 +13,9 @@ def load_automodel(settings: ModelSettings, config: PretrainedConfig) -> PreTrai
 
     It is neither sharded nor adapted yet: both backends do that the same way.
     """
-    from nemo_automodel import NeMoAutoModelForCausalLM  # here, since its import needs seconds and looks for a GPU
+    from nemo_automodel import (  # type: ignore[import-untyped]
+        NeMoAutoModelForCausalLM,  # here, since its import takes seconds and looks for a GPU
+    )
 
     arguments: dict[str, Any] = {
         "config": config,

@@ -36,7 +36,10 @@ def add_adapter(language_model: PreTrainedModel, lora: LoraPlan, *, use_triton: 
         ValueError: a pattern matches no linear layer, or no layer is left.
     """
     # Here: these imports take seconds, which runs without an adapter need not spend.
-    from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
+    from nemo_automodel.components._peft.lora import (  # type: ignore[import-untyped]
+        PeftConfig,
+        apply_lora_to_linear_modules,
+    )
 
     names = chosen_layers(language_model, lora)
     logger.info("LoRA adapts %d linear layers: %s", len(names), ", ".join(names))
