@@ -7,31 +7,18 @@ value came from, and a sweep of a hundred trials composes once instead of a hund
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl  # public Hydra has no loader free of global state
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult
-from hydra.types import RunMode
-from omegaconf import OmegaConf
-
 from launcher.paths import GROUPS_FOLDER, RECIPE, RECIPES_FOLDER, group_choices
 from launcher.schema.problems import LauncherError, Problem
-from launcher.validation import defaults, required_keys
-from launcher.yaml_files import KeyPath, YamlFile, read_text, read_yaml
+from launcher.yaml_files import KeyPath, YamlFile, read_yaml
 
 _GROUPS = "config"
 APP = "app"
 """The config that Hydra itself composes: our groups, under all defaults of the schema."""
-_SCHEMA = "schema"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,16 +41,21 @@ class Composer:
     """The groups and recipes under some roots; remembers compositions, so use one per command."""
 
     def __init__(self, roots: Sequence[Path]):
+        # Imported when something is composed: --help answers without Hydra. Hydra's public way to compose keeps global
+        # state, scans all plugins, and answers with values but not with the files they came from.
+        from hydra._internal.config_repository import ConfigRepository
+        from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+        from hydra._internal.sources_registry import SourcesRegistry
+
+        from launcher.hydra_source import RootSource
+
         self.roots = tuple(roots)
         self.groups = group_choices(roots)
-        Plugins.instance().register(_RootSource)
-        ConfigStore.instance().store(name=_SCHEMA, node=_with_missing(defaults(), required=required_keys()))
-        self.search_path = ConfigSearchPathImpl()
-        self.search_path.append("hydra", "pkg://hydra.conf")
+        SourcesRegistry.instance().register(RootSource)
+        search_path = ConfigSearchPathImpl()
         for root in self.roots:
-            self.search_path.append("grpo", f"{_RootSource.scheme()}://{root}")
-        self.search_path.append("schema", "structured://")
-        self.loader = ConfigLoaderImpl(self.search_path)
+            search_path.append("grpo", f"{RootSource.scheme()}://{root}")
+        self._repository = ConfigRepository(search_path)
         self._layers: dict[tuple[str, ...], tuple[Layer, ...]] = {}
 
     def layers(self, choices: Mapping[str, str | None]) -> tuple[Layer, ...]:
@@ -78,9 +70,20 @@ class Composer:
         return self._layers[key]
 
     def _compose(self, overrides: list[str]) -> Iterator[Layer]:
+        from hydra._internal.config_repository import CachingConfigRepository
+        from hydra._internal.defaults_list import create_defaults_list
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+
         place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), "conf/config.yaml")
         try:
-            found = self.loader.compute_defaults_list(_GROUPS, overrides, RunMode.RUN).defaults
+            found = create_defaults_list(
+                repo=CachingConfigRepository(self._repository),
+                config_name=_GROUPS,
+                overrides_list=OverridesParser.create().parse_overrides(overrides),
+                prepend_hydra=False,  # Hydra's own settings are no part of a job
+                skip_missing=False,
+            ).defaults
         except (HydraException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
             fix = "fix the `defaults` list of the recipe or group that it names"
             message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
@@ -90,12 +93,12 @@ class Composer:
             raise LauncherError([_problem(place, "brings itself in", fix)]) from None
         for default in found:
             path = default.config_path
-            if path is None or path.startswith("hydra/"):
+            if path is None:
                 continue
             root, file = next((root, file) for root in self.roots if (file := config_file(root, path)).is_file())
             yield Layer(
                 kind="recipe" if path.startswith(f"{RECIPE}/") else "group",
-                file=_read(file),
+                file=read_cached(file),
                 root=root,
                 package=tuple(part for part in (default.package or "").split(".") if part),
             )
@@ -117,54 +120,8 @@ def config_file(root: Path, config_path: str) -> Path:
     return file
 
 
-class _RootSource(FileConfigSource):
-    """A root seen as Hydra sees a config folder: conf/ is its top level, recipes/ its group ``recipe``."""
-
-    @staticmethod
-    def scheme() -> str:
-        return "grpo"
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        file = config_file(Path(self.path), config_path)
-        if not file.is_file():
-            raise ConfigLoadError(f"Config not found : {file}")
-        header = self._get_header_dict(read_text(file)[:512])
-        config = OmegaConf.create(dict(_read(file).tree))
-        return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
-
-    def available(self) -> bool:
-        return Path(self.path).is_dir()
-
-    def is_config(self, config_path: str) -> bool:
-        return config_file(Path(self.path), config_path).is_file()
-
-    def is_group(self, config_path: str) -> bool:
-        return self._folder(config_path).is_dir()
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        folder = self._folder(config_path)
-        configs = [file.stem for file in folder.glob("*.yaml")] if results_filter != ObjectType.GROUP else []
-        groups = [child.name for child in folder.glob("*/")] if results_filter != ObjectType.CONFIG else []
-        if config_path == "" and results_filter != ObjectType.CONFIG:
-            groups.append(RECIPE)
-        return sorted({*configs, *groups})
-
-    def _folder(self, config_path: str) -> Path:
-        group, _, rest = config_path.partition("/")
-        return Path(self.path) / (RECIPES_FOLDER if group == RECIPE else f"{GROUPS_FOLDER}/{group}") / rest
-
-
-def _with_missing(tree: dict[str, Any], *, required: Iterable[KeyPath]) -> dict[str, Any]:
-    """The defaults as Hydra shows them, ``???`` where a value is required."""
-    for path in required:
-        parent = tree
-        for part in path[:-1]:
-            parent = parent[part]
-        parent[path[-1]] = "???"
-    return tree
-
-
-def _read(file: Path) -> YamlFile:
+def read_cached(file: Path) -> YamlFile:
+    """``read_yaml``, once for each version of a file."""
     stat = file.stat()
     return _read_version(file, stat.st_mtime_ns, stat.st_size)
 

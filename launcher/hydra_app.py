@@ -7,23 +7,33 @@ and what they add up to is judged by ``launcher.checking``.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import hydra.version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.hydra import Hydra  # what hydra.main uses, without its sys.argv and sys.exit
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.compose import APP, Composer
-from launcher.origins import dotted, leaves
+from launcher.hydra_source import RootSource
+from launcher.origins import dotted, leaves, value_at
 from launcher.overrides import REFERENCE_GROUPS
 from launcher.schema.problems import LauncherError, Problem
 from launcher.validation import defaults, required_keys
 
 VERSION_BASE = "1.3"
+_SCHEMA = "schema"
+"""What conf/app.yaml calls the defaults of the schema."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +55,7 @@ def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
     Raises:
         LauncherError: for those that Hydra's grammar cannot read.
     """
-    parser = OverridesParser.create(config_loader=composer.loader)
+    parser = OverridesParser.create(config_loader=config_loader(composer))
     known = {dotted(path) for path, _ in leaves(defaults())} | set(map(dotted, required_keys()))
     translated: list[str] = []
     resets: list[str] = []
@@ -81,10 +91,12 @@ def hydra_running(composer: Composer) -> Iterator[Hydra]:
         LauncherError: for what Hydra refuses.
     """
     hydra.version.setbase(VERSION_BASE)
+    ConfigStore.instance().store(name=_SCHEMA, node=_schema_node())
     state = GlobalHydra.instance()
-    before, state.hydra = state.hydra, None
+    before = state.hydra
+    state.hydra = Hydra("grpo", config_loader(composer))
     try:
-        yield Hydra.create_main_hydra2("grpo", composer.search_path)
+        yield state.hydra
     except (HydraException, OmegaConfBaseException) as error:
         message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
         cause = f": {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) not in message else ""
@@ -92,6 +104,20 @@ def hydra_running(composer: Composer) -> Iterator[Hydra]:
         raise LauncherError([Problem(code="hydra", path="hydra", message=message + cause, fix=fix)]) from error
     finally:
         state.hydra = before
+
+
+def config_loader(composer: Composer) -> ConfigLoader:
+    """Hydra's loader over our groups and recipes, Hydra's own configs and those of its plugins."""
+    Plugins.instance().register(RootSource)
+    search_path = ConfigSearchPathImpl()
+    search_path.append("hydra", "pkg://hydra.conf")
+    for root in composer.roots:
+        search_path.append("grpo", f"{RootSource.scheme()}://{root}")
+    for plugin in Plugins.instance().discover(SearchPathPlugin):
+        assert issubclass(plugin, SearchPathPlugin)
+        plugin().manipulate_search_path(search_path)
+    search_path.append("schema", "structured://")
+    return ConfigLoaderImpl(search_path)
 
 
 def show_config(overrides: Sequence[str], *, part: str, package: str | None, resolve: bool, composer: Composer) -> None:
@@ -125,6 +151,14 @@ def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
 
     with hydra_running(composer) as running:
         return running.compose_config(APP, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
+
+
+def _schema_node() -> dict[str, Any]:
+    """All defaults, and ``???`` where a value is required."""
+    tree = defaults()
+    for path in required_keys():
+        value_at(tree, path[:-1])[path[-1]] = "???"
+    return tree
 
 
 def _names_references(override: Override, composer: Composer) -> bool:

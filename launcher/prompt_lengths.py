@@ -3,8 +3,11 @@
 rows --(sample)--> messages --(chat template)--> text --(tokenizers)--> lengths
 
 Needs ``tokenizers`` and ``jinja2``, which come with the engine; transformers, seconds to import, is not needed.
+What was measured is remembered by the identity of the files: checking the same job again costs nothing.
 """
 
+import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -13,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from launcher.references import cache_folder
 
 LARGEST_SAMPLE = 2000
 LONGEST_TIME_S = 2.0
@@ -57,6 +62,24 @@ def prompt_lengths(
     Returns:
         None when there is no row, or the template refuses them all.
     """
+    memory = _memory_file(rows, folder, chat_template)
+    lengths = _remembered(memory)
+    if lengths is None:
+        lengths = _measured(rows, folder, num_rows=num_rows, chat_template=chat_template)
+        _remember(memory, lengths)
+    if not lengths:
+        return None
+    return TokenLengths(
+        p50=lengths[(len(lengths) - 1) // 2],
+        p99=lengths[(len(lengths) - 1) * 99 // 100],
+        max=lengths[-1],
+        num_rows=len(lengths),
+        num_all_rows=num_rows,
+        num_without_room=sum(length >= max_seq_length for length in lengths),
+    )
+
+
+def _measured(rows: Path, folder: Path, *, num_rows: int, chat_template: str | None) -> list[int]:
     from tokenizers import Tokenizer  # with the engine only
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -69,17 +92,34 @@ def prompt_lengths(
             lengths.append(len(tokenizer.encode(text, add_special_tokens=False).ids))
         if time.monotonic() > deadline:
             break
-    if not lengths:
+    return sorted(lengths)
+
+
+def _memory_file(rows: Path, folder: Path, chat_template: str | None) -> Path:
+    """Where the lengths of these rows under this tokenizer are kept; another file when any of them changes."""
+    identity = [chat_template]
+    for file in (rows, folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "chat_template.jinja"):
+        if file.is_file():
+            stat = file.stat()
+            identity += [str(file.resolve()), str(stat.st_size), str(stat.st_mtime_ns)]
+    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    return cache_folder() / "prompt-lengths" / f"{name}.json"
+
+
+def _remembered(file: Path) -> list[int] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    lengths.sort()
-    return TokenLengths(
-        p50=lengths[(len(lengths) - 1) // 2],
-        p99=lengths[(len(lengths) - 1) * 99 // 100],
-        max=lengths[-1],
-        num_rows=len(lengths),
-        num_all_rows=num_rows,
-        num_without_room=sum(length >= max_seq_length for length in lengths),
-    )
+    return found if isinstance(found, list) and all(isinstance(length, int) for length in found) else None
+
+
+def _remember(file: Path, lengths: list[int]) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to fail a check
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(lengths), encoding="utf-8")
+        temporary.replace(file)
 
 
 def _sample(rows: Path, num_rows: int) -> Iterator[bytes]:

@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.checking import Checked, Checker
 from launcher.compose import APP
-from launcher.hydra_app import HydraArguments, hydra_arguments, hydra_running, sweep_config
 from launcher.schema.problems import LauncherError, Problem, RunFailed
+
+if TYPE_CHECKING:
+    from launcher.hydra_app import HydraArguments
 
 TRIAL_FILE = "trial.json"
 _LONGEST_REASON = 100
@@ -77,6 +79,8 @@ def run_sweep(overrides: Sequence[str], *, run_trial: RunTrial, job_json: Path |
     Raises:
         LauncherError: when a trial of a grid is wrong: nothing has been started then.
     """
+    from launcher.hydra_app import hydra_arguments, hydra_running, sweep_config  # Hydra: only when it is used
+
     checker = Checker()
     arguments = hydra_arguments(overrides, checker.composer)
     try:
@@ -112,7 +116,7 @@ def run_sweep(overrides: Sequence[str], *, run_trial: RunTrial, job_json: Path |
     return read_trials(directory)
 
 
-def expand_grid(arguments: HydraArguments, params: Any, checker: Checker) -> list[list[str]]:
+def expand_grid(arguments: "HydraArguments", params: Any, checker: Checker) -> list[list[str]]:
     """The overrides of every trial of a grid, as Hydra's own sweeper makes them.
 
     Raises:
@@ -122,8 +126,10 @@ def expand_grid(arguments: HydraArguments, params: Any, checker: Checker) -> lis
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from launcher.hydra_app import config_loader
+
     texts = [*(f"{key}={value}" for key, value in params.items()), *arguments.overrides]
-    parsed = OverridesParser.create(config_loader=checker.composer.loader).parse_overrides(texts)
+    parsed = OverridesParser.create(config_loader=config_loader(checker.composer)).parse_overrides(texts)
     try:
         batches = BasicSweeper.split_arguments([o for o in parsed if not o.is_hydra_override()], None)
     except HydraException as error:

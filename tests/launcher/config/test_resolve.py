@@ -10,6 +10,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from launcher.compose import APP, Composer
+from launcher.hydra_app import hydra_running
 from launcher.paths import config_roots
 from launcher.resolve import read_config, resolve
 from launcher.schema.job import JobConfig
@@ -157,7 +158,8 @@ def test_strings_of_a_job_json_are_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", sorted(file.stem for file in (config_roots()[-1] / "recipes").glob("*.yaml")))
 def test_hydra_itself_composes_the_same(recipe: str) -> None:
     composer = Composer(config_roots())
-    composed = composer.loader.load_configuration(APP, [f"recipe={recipe}", "++training.seed=5"], RunMode.RUN)
+    with hydra_running(composer) as hydra:
+        composed = hydra.compose_config(APP, [f"recipe={recipe}", "++training.seed=5"], RunMode.RUN)
     by_hydra = OmegaConf.to_container(composed, resolve=False)
     assert isinstance(by_hydra, dict)
     by_hydra.pop("hydra")
