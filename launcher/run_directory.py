@@ -36,10 +36,6 @@ class RunDirectory:
         return self.path / "export"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -135,7 +131,7 @@ def make_run_directory(path: Path) -> RunDirectory:
     """
     try:
         path.mkdir(parents=True)
-        for folder in ("rollouts", "checkpoints", "logs"):
+        for folder in ("rollouts", "logs"):
             (path / folder).mkdir()
     except FileExistsError as error:
         raise LauncherError([Problem(

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from launcher.schema.problems import RunFailed
 
@@ -63,18 +64,17 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
         scratch = folder / "tmp"
         scratch.mkdir()
         variables = {"TMPDIR": str(scratch), "WANDB_MODE": "disabled"}
-        start = asyncio.to_thread(
-            ray.init,
-            address=address,
-            runtime_env={"env_vars": variables},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({} if address else _own_cluster(folder, num_gpus)),
-        )
+        options: dict[str, Any] = {} if address else _own_cluster(folder, num_gpus)
+        options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
+        start = asyncio.create_task(asyncio.to_thread(ray.init, address=address, **options))
         try:
-            await asyncio.wait_for(start, START_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.shield(start), START_TIMEOUT_S)
         except TimeoutError:
             raise RunFailed(f"Ray did not start within {START_TIMEOUT_S:.0f} s") from None
+        except asyncio.CancelledError:
+            await asyncio.wait([start], timeout=START_TIMEOUT_S)  # a thread cannot be stopped; then end what it began
+            await asyncio.to_thread(ray.shutdown)
+            raise
         except Exception as error:  # Ray raises bare ones here, too
             raise RunFailed(f"Ray did not start: {error}") from error
         # Ray's own handler would print a stack trace; ours ends the run in order.
@@ -87,7 +87,7 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own_cluster(folder: Path, num_gpus: int) -> dict[str, object]:
+def _own_cluster(folder: Path, num_gpus: int) -> dict[str, Any]:
     return {
         "num_cpus": os.cpu_count() or 1,
         "num_gpus": num_gpus,

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
@@ -24,7 +24,7 @@ type Say = Callable[[str], None]
 class Display(Protocol):
     """Where progress goes. Safe to use from several threads and asyncio tasks."""
 
-    def phase(self, name: str) -> "PhaseContext":
+    def phase(self, name: str) -> AbstractContextManager[Say]:
         """Show ``name`` with its elapsed time while the block runs; phases may overlap."""
         ...
 
@@ -39,13 +39,6 @@ class Display(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
-
-
-class PhaseContext(Protocol):
-    """A ``with`` block around a phase; entering gives the function that updates its detail."""
-
-    def __enter__(self) -> Say: ...
-    def __exit__(self, *exc: object) -> bool | None: ...
 
 
 def open_display(stream: TextIO | None = None) -> Display:

@@ -1,7 +1,7 @@
 """Waiting for several coroutines: the first failure decides, and nothing goes on behind anyone's back."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 
@@ -31,7 +31,7 @@ async def first_of[T](main: Coroutine[Any, Any, T], watch: Coroutine[Any, Any, A
         await _end(tasks)
 
 
-async def _end(tasks: list[asyncio.Future[Any]]) -> None:
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

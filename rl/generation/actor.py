@@ -107,7 +107,7 @@ class VllmActor:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        parser = make_arg_parser(FlexibleArgumentParser())
+        parser = make_arg_parser(FlexibleArgumentParser())  # type: ignore[no-untyped-call]
         self._arguments = parser.parse_args(vllm_arguments(self._settings))
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(self._arguments))
 

@@ -65,7 +65,7 @@ class VllmEngine:
         log_file = (log_folder / "vllm.log").resolve()
         call_file = scratch / f"calls-{secrets.token_hex(4)}.jsonl"
         api_key = secrets.token_urlsafe(24)
-        actor = ray.remote(VllmActor).options(
+        actor: Any = ray.remote(VllmActor).options(
             num_cpus=0, num_gpus=settings.tensor_parallel_size if settings.device == "cuda" else 0, max_concurrency=16,
             runtime_env={"env_vars": actor_variables(settings)},
         ).remote(settings, log_file=log_file, call_file=call_file)  # fmt: skip

@@ -92,14 +92,6 @@ class PolicyGroup:
         """Write a model folder that transformers and vLLM load: weights, config, tokenizer, chat template."""
         await self._all("export", folder)
 
-    async def save(self, folder: Path) -> None:
-        """Write a checkpoint of weights and optimizer (torch.distributed.checkpoint)."""
-        await self._all("save", folder)
-
-    async def load(self, folder: Path) -> None:
-        """Read a checkpoint that ``save`` wrote."""
-        await self._all("restore", folder)
-
     def close(self) -> None:
         """End all ranks at once."""
         for rank in self._ranks:

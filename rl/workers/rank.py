@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rl.actor_output import redirect_output
-from rl.checkpoint import load_checkpoint, save_checkpoint
 from rl.export import export_adapter, export_model
 from rl.generation.weights import write_weights
 from rl.micro_batch import FloatArray
@@ -120,14 +119,6 @@ class PolicyRank:
             from rl.workers.lora import adapter_weights
 
             export_adapter(adapter_weights(weights), lora, base_model=self._settings.model.folder, folder=folder)
-
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer state with torch.distributed.checkpoint."""
-        save_checkpoint(self._policy, self._optimizer, folder)
-
-    def restore(self, folder: Path) -> None:
-        """Read what ``save`` wrote, also under another number of ranks."""
-        load_checkpoint(self._policy, self._optimizer, folder)
 
 
 def _reference(policy: PolicyModel, settings: RankSettings, mesh: DeviceMesh | None) -> nn.Module:
