@@ -25,12 +25,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("launcher.commands.env", "validate, scaffold, vendor or convert an environment package"),
     "data": ("launcher.commands.data", "check prompt rows"),
     "files": ("launcher.commands.files", "create, upload, list, download and delete FileSets"),
-    "submit": ("launcher.commands.submit", "run a job in the background or on a Ray cluster"),
-    "status": ("launcher.commands.status", "how a run is doing"),
-    "logs": ("launcher.commands.logs", "what a run printed"),
-    "cancel": ("launcher.commands.cancel", "stop a run"),
-    "list": ("launcher.commands.list", "runs on this machine"),
-    "resume": ("launcher.commands.resume", "continue a stopped run from its last checkpoint"),
 }
 """Subcommand -> module and one-line summary; the summary stands here so that --help imports nothing."""
 
