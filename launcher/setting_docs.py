@@ -55,11 +55,15 @@ def _settings(node: Mapping[str, Any], definitions: Mapping[str, Any], *, prefix
             choices=choices,
             default=None if section else field.get("default"),
             required=name in required,
-            meaning=" ".join((field.get("description") or (section or {}).get("description", "")).split()),
+            meaning=_in_plain_text(field.get("description") or (section or {}).get("description", "")),
             is_section=section is not None,
         )
         if section is not None:
             yield from _settings(section, definitions, prefix=f"{prefix}{name}.")
+
+
+def _in_plain_text(docstring: str) -> str:
+    return " ".join(docstring.replace("``", "`").split())
 
 
 def _resolved(option: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
