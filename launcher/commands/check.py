@@ -5,13 +5,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.checking import Checked, check_job
+from launcher.checking import Checked, check_job, has_errors
 from launcher.cli import print_problems
 from launcher.commands.arguments import add_job_arguments as add_job_arguments
 from launcher.plan_report import PlanLine, estimated_memory, length_problems, memory_problems, plan_lines
 from launcher.prompt_lengths import TokenLengths, can_tokenize, prompt_lengths
 from launcher.schema.problems import LauncherError, Problem
+
+if TYPE_CHECKING:
+    from rl.nemo_rl.differences import Difference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,24 +34,40 @@ def run(options: argparse.Namespace) -> int:
     lengths = _lengths(checked, fetch=options.tokens) if checked.plan is not None else None
     max_seq_length = checked.resolved.job.training.max_seq_length
     problems = [*checked.problems, *memory_problems(checked), *length_problems(lengths, max_seq_length)]
+    differing: tuple[Difference, ...] = ()
+    on_nemo_rl = checked.resolved.job.engine.name == "nemo_rl" and not options.config_only
+    if on_nemo_rl:
+        from launcher import nemo_rl  # reads rl, which no other check does
+
+        problems += nemo_rl.checkout_problems(checked.resolved.job.engine.root)
+        differing = nemo_rl.differences_of(checked)
+    valid = not has_errors(problems)
     if options.json:
-        print(json.dumps(_report(checked, problems, lengths)))
-    else:
-        print_problems(problems, as_json=False)
-        _print_plan(plan_lines(checked, lengths))
-        if checked.valid:
-            print("The configuration is valid.")
-    return 0 if checked.valid else 1
+        print(json.dumps(_report(checked, problems, lengths, differing)))
+        return 0 if valid else 1
+    print_problems(problems, as_json=False)
+    _print_plan(plan_lines(checked, lengths))
+    if on_nemo_rl and checked.plan is not None:
+        print(nemo_rl.difference_table(differing))
+    if valid:
+        print("The configuration is valid.")
+    return 0 if valid else 1
 
 
-def _report(checked: Checked, problems: Sequence[Problem], lengths: TokenLengths | None) -> dict[str, object]:
+def _report(
+    checked: Checked,
+    problems: Sequence[Problem],
+    lengths: TokenLengths | None,
+    differing: "Sequence[Difference]",
+) -> dict[str, object]:
     memory = estimated_memory(checked)
     return {
-        "valid": checked.valid,
+        "valid": not has_errors(problems),
         "problems": [problem.to_json() for problem in problems],
         "plan": asdict(checked.plan) if checked.plan else None,
         "memory": asdict(memory) if memory else None,
         "prompt_tokens": asdict(lengths) if lengths else None,
+        "differences": [difference.to_json() for difference in differing],
     }
 
 
