@@ -42,7 +42,7 @@ def test_every_derived_value_is_explained_with_its_formula() -> None:
 
 
 def test_a_setting_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "training.train_mb_tokens", "recipe=demo"]) == 0
+    assert main(["explain", "training.train_mb_tokens", "recipe=demo", "training.micro_batch_size=16"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "training.train_mb_tokens",
         "  meaning   Token budget of a micro-batch; unset is max_seq_length × micro_batch_size.",
