@@ -162,6 +162,7 @@ def actor_variables(settings: GenerationSettings) -> dict[str, str]:
     variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if settings.device == "cpu":
         variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"  # vLLM leaves a core to others; ours are idle while it samples
+        variables["TORCH_COMPILE_DISABLE"] = "1"  # one small function of the sampler: 20 s for the first token, and g++
         variables["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # Ray says 1 to actors without CPUs
         if settings.tensor_parallel_size == 1:
             variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # allows the executor that vllm_arguments asks for
