@@ -27,6 +27,7 @@ class Case:
     width: int
     prompt: int
     """Tokens of a row that are not trained."""
+    num_micro_batches: int = 2
     dtype: str = "bfloat16"
     activation_checkpointing: bool = False
 
@@ -104,7 +105,7 @@ def measured_peak(case: Case) -> dict[str, int]:
     ]  # fmt: skip
     units = [[Unit(samples=(n,), num_prompt_tokens=case.prompt, num_tokens=case.width)] for n in range(case.rows)]
     batch = RankBatch(
-        trained=(micro_batch(units, samples, width=case.width),), scored=(), num_tokens=case.rows * trained,
+        trained=(micro_batch(units, samples, width=case.width),) * case.num_micro_batches, scored=(), num_tokens=case.rows * trained * case.num_micro_batches,
         advantages=np.ones(case.rows, np.float32), previous_logprobs=None, data_parallel_size=1,
     )  # fmt: skip
     loss = LossSettings(

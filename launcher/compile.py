@@ -10,6 +10,17 @@ from launcher.schema.training import LoraConfig, TrainingConfig
 
 DEFAULT_SEED = 42
 _LONGEST_NAME = 255
+DERIVED_SETTINGS = {
+    "training.num_prompts_per_step": "num_prompts_per_step",
+    "training.train_mb_tokens": "train_mb_tokens",
+    "training.vllm_tensor_parallel_size": "vllm_tensor_parallel_size",
+    "training.seed": "seed",
+    "training.min_learning_rate": "min_learning_rate",
+    "training.val_check_interval": "validation_interval",
+    "output.name": "output_name",
+    "name": "run_name",
+}
+"""Setting that may be left out -> field of the plan that is then made for it."""
 
 
 def compile_plan(job: JobConfig, *, num_training_rows: int, num_validation_rows: int) -> RunPlan:

@@ -16,8 +16,8 @@ from launcher.paths import GROUPS_FOLDER, RECIPE, RECIPES_FOLDER, group_choices
 from launcher.schema.problems import LauncherError, Problem
 from launcher.yaml_files import KeyPath, YamlFile, read_yaml
 
-_GROUPS = "config"
-APP = "app"
+_GROUPS = "grpo_job"
+APP = "grpo_app"
 """The config that Hydra itself composes: our groups, under all defaults of the schema."""
 
 
@@ -75,7 +75,7 @@ class Composer:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
 
-        place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), "conf/config.yaml")
+        place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), f"{GROUPS_FOLDER}/{_GROUPS}.yaml")
         try:
             found = create_defaults_list(
                 repo=CachingConfigRepository(self._repository),

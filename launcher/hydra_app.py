@@ -33,7 +33,7 @@ from launcher.validation import defaults, required_keys
 
 VERSION_BASE = "1.3"
 _SCHEMA = "schema"
-"""What conf/app.yaml calls the defaults of the schema."""
+"""What conf/grpo_app.yaml calls the defaults of the schema."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

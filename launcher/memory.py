@@ -121,12 +121,15 @@ def memory_estimate(job: JobConfig, model: ModelFacts, device: Literal["cpu", "c
     if low_precision or ranks > 1:
         fixed["compute copy"] = (2 if low_precision else 4) * gathered
     logits = min(tokens, LOGIT_ELEMENTS // sizes.vocabulary) * sizes.vocabulary * (2 if low_precision else 4)
+    gradients = 4 * trained // ranks
     forward: dict[Term, int] = {
         "activations": activation_bytes(training, sizes, tokens, device=device, low_precision=low_precision),
         "logits": logits + 4 * sizes.vocabulary * sizes.hidden,  # and the gradient of the output head
     }
-    backward: dict[Term, int] = {"gradients": 4 * trained // ranks, "logits": 8 * sizes.vocabulary * sizes.hidden}
-    # Gradients appear while activations go: the peak is at one end of the backward pass.
+    if tokens < _share_of_batch(training):
+        forward["gradients"] = gradients  # of the micro-batches before
+    backward: dict[Term, int] = {"gradients": gradients, "logits": 8 * sizes.vocabulary * sizes.hidden}
+    # Activations go while gradients appear: the peak is at one end of the backward pass.
     peak = max(forward, backward, key=lambda terms: sum(terms.values()))
     return MemoryEstimate(terms={**fixed, **peak}, device=device)
 
@@ -167,7 +170,11 @@ def adapted_layers(training: TrainingConfig, model: ModelFacts) -> dict[str, tup
 
 def _micro_batch_tokens(training: TrainingConfig) -> int:
     """Tokens of the largest micro-batch."""
-    whole_share = max(training.batch_size // data_parallel_size(training), 1) * training.max_seq_length
     if training.batching_strategy == "static":
-        return min(training.micro_batch_size * training.max_seq_length, whole_share)
-    return min(train_mb_tokens(training), whole_share)
+        return min(training.micro_batch_size * training.max_seq_length, _share_of_batch(training))
+    return min(train_mb_tokens(training), _share_of_batch(training))
+
+
+def _share_of_batch(training: TrainingConfig) -> int:
+    """Tokens of a rank in one optimizer step, when every rollout is as long as it can be."""
+    return max(training.batch_size // data_parallel_size(training), 1) * training.max_seq_length

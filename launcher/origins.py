@@ -24,6 +24,11 @@ class Origin:
     reference: str | None = None
     """The text that was resolved when the value came from an environment variable, such as ``${oc.env:SEED}``."""
 
+    @property
+    def place(self) -> str:
+        """``file:line``; empty for a default and for the command line, which is in plain sight."""
+        return "" if self.kind in ("default", "command line") else self.where
+
     def __str__(self) -> str:
         through = f" = {self.reference}" if self.reference else ""
         return f"{self.kind}, {self.where}{through}" if self.kind != "default" else "default"

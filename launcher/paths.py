@@ -21,7 +21,7 @@ def config_roots(*, working_directory: Path | None = None) -> tuple[Path, ...]:
         working_directory: taken instead of the process's own.
 
     Returns:
-        One or two absolute folders; the last one always has ``conf/config.yaml``.
+        One or two absolute folders; the last one always has ``conf/grpo_job.yaml``.
     """
     own = _own_root()
     here = (working_directory or Path.cwd()).resolve()
@@ -45,6 +45,6 @@ def group_choices(roots: Iterable[Path]) -> dict[str, tuple[str, ...]]:
 
 def _own_root() -> Path:
     checkout = _PACKAGE.parent
-    if (checkout / GROUPS_FOLDER / "config.yaml").is_file():
+    if (checkout / GROUPS_FOLDER / "grpo_job.yaml").is_file():
         return checkout.resolve()
     return (_PACKAGE / "share").resolve()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.compile import DERIVED_SETTINGS
 from launcher.compose import Composer, Layer, job_part
 from launcher.interpolation import Interpolated, interpolate
 from launcher.job_json import read_job_json
@@ -16,8 +17,9 @@ from launcher.origins import DEFAULT, Origin, TracedTree, dotted, leaves, value_
 from launcher.overrides import parse_overrides
 from launcher.paths import RECIPE, config_roots
 from launcher.schema.job import JobConfig
+from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, Problem
-from launcher.validation import Validated, defaults, validate
+from launcher.validation import Validated, defaults, leaf_values, validate
 from launcher.yaml_files import KeyPath, YamlFile, read_yaml
 
 PATHS: tuple[KeyPath, ...] = (
@@ -60,9 +62,17 @@ class Resolved:
         prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), DEFAULT)
 
-    def origins_json(self) -> str:
-        """What a run directory keeps as ``origins.json``."""
-        return json.dumps({key: str(origin) for key, origin in self.origins.items()}, indent=1)
+    def origins_json(self, plan: RunPlan | None = None) -> str:
+        """What a run directory keeps as ``origins.json``: where every setting came from.
+
+        Args:
+            plan: tells how settings that were left out are derived.
+        """
+        found = {key: str(self.origin(key)) for key, _ in leaf_values(self.job)}
+        for key, field in DERIVED_SETTINGS.items() if plan is not None else ():
+            if plan is not None and self.origin(key).kind == "default":
+                found[key] = f"derived: {plan.formulas[field]}"
+        return json.dumps(found, indent=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +180,7 @@ def _located(validated: Validated, interpolated: Interpolated, traced: TracedTre
     for problem in validated.problems:
         origin = traced.origin(tuple(problem.path.split(".")))
         if problem.path not in failed:
-            message = problem.message if origin.kind == "default" else f"{problem.message} ({origin.where})"
+            message = f"{problem.message} ({origin.place})" if origin.place else problem.message
             located.append(Problem(code=problem.code, path=problem.path, message=message, fix=problem.fix))
     return located
 

@@ -9,22 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.arguments import add_job_arguments
+from launcher.compile import DERIVED_SETTINGS
 from launcher.rules import RULES, Rule, rule
 from launcher.schema.problems import LauncherError, Problem
 from launcher.setting_docs import Setting, settings
 from launcher.suggest import did_you_mean
-
-_DERIVED_FROM = {
-    "training.num_prompts_per_step": "num_prompts_per_step",
-    "training.train_mb_tokens": "train_mb_tokens",
-    "training.vllm_tensor_parallel_size": "vllm_tensor_parallel_size",
-    "training.seed": "seed",
-    "training.min_learning_rate": "min_learning_rate",
-    "training.val_check_interval": "validation_interval",
-    "output.name": "output_name",
-    "name": "run_name",
-}
-"""Setting that may be left out -> field of the plan that is made of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +90,7 @@ def _value_facts(setting: Setting, overrides: list[str], job_json: Path | None) 
     value = value_at(checked.resolved.to_tree(), path)
     origin = checked.resolved.origin(setting.key)
     facts = {"value": value, "origin": str(origin)}
-    field = _DERIVED_FROM.get(setting.key)
+    field = DERIVED_SETTINGS.get(setting.key)
     if field and checked.plan is not None and origin.kind == "default":
         facts = {"value": asdict(checked.plan)[field], "origin": f"derived: {checked.plan.formulas[field]}"}
     wrong = [p.message for p in checked.problems if _touches(p.path, setting.key) and p.severity == "error"]

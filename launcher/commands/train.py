@@ -61,7 +61,7 @@ def train(checked: Checked, directory: RunDirectory) -> str:
     """Write down what is run, then run it; gives a summary for a person."""
     plan = checked.require_valid()
     directory.write_text("config.yaml", checked.resolved.to_yaml())
-    directory.write_text("origins.json", checked.resolved.origins_json())
+    directory.write_text("origins.json", checked.resolved.origins_json(plan))
     directory.write_json("plan.json", asdict(plan))
     print(f"run directory: {directory.path}", file=sys.stderr)
     from rl import entry  # needs the engine's packages, which a machine that only checks lacks

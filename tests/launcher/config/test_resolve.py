@@ -1,6 +1,10 @@
 """From recipe, groups, job JSON and overrides to one job, and where each value came from."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +13,14 @@ import pytest
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from launcher.checking import check_job
 from launcher.compose import APP, Composer
 from launcher.hydra_app import hydra_running
 from launcher.paths import config_roots
 from launcher.resolve import read_config, resolve
 from launcher.schema.job import JobConfig
 from launcher.schema.problems import LauncherError, Problem
+from launcher.setting_docs import settings
 
 Project = Callable[[dict[str, str]], Path]
 
@@ -195,3 +201,34 @@ def test_the_tag_of_the_kind_of_training_has_no_default() -> None:
 def test_what_an_unknown_choice_would_have_set_is_not_reported_missing() -> None:
     problems = problems_of(["model=smolm2", "dataset=d", "environment=c/d", "training.type=grpo"])
     assert [(p.code, p.path) for p in problems] == [("unknown-choice", "model")]
+
+
+def test_every_setting_of_a_run_has_an_origin() -> None:
+    checked = check_job(["recipe=demo", "training.seed=3"])
+    origins = json.loads(checked.resolved.origins_json(checked.plan))
+    assert set(origins) == {key for key, setting in settings().items() if not setting.is_section and key in origins}
+    assert origins["training.seed"] == "command line, training.seed=3"
+    assert origins["training.num_prompts_per_step"].startswith("derived: batch_size // num_generations_per_prompt")
+    assert origins["training.epochs"] == "default"
+    assert origins["training.policy_backend"] == "group, conf/backend/dtensor.yaml:2"
+
+
+def test_a_problem_names_the_line_of_the_file_that_set_it(project: Project) -> None:
+    project({"recipes/mine.yaml": RECIPE + "  max_new_tokens: 4096\n"})
+    problems = check_job(["recipe=mine"], config_only=True).problems
+    assert [p.message for p in problems if p.code == "R05"] == [
+        "4096 is above max_seq_length (2048) (recipes/mine.yaml:11)"
+    ]
+
+
+def test_groups_and_recipes_ship_inside_the_wheel(tmp_path: Path) -> None:
+    """As pyproject.toml lays them out: under launcher/share."""
+    checkout = config_roots()[-1]
+    for package in ("launcher", "gym_bridge"):
+        shutil.copytree(checkout / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("conf", "recipes"):
+        shutil.copytree(checkout / folder, tmp_path / "launcher" / "share" / folder)
+    code = "import sys; from launcher.cli import main; sys.exit(main(['check', 'recipe=demo', '--json']))"
+    answer = subprocess.run([sys.executable, "-P", "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": str(tmp_path)},
+                            capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert json.loads(answer.stdout)["plan"]["num_training_rows"] > 0, answer.stderr

@@ -1,6 +1,7 @@
 """Sweeps: Hydra's sweepers over our trials, every trial of a grid checked before the first starts."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 
 from launcher.checking import Checked, Checker
 from launcher.cli import main
+from launcher.commands.train import run_trial as run_trial_of_train
 from launcher.hydra_app import hydra_arguments
 from launcher.schema.problems import LauncherError, RunFailed
-from launcher.sweep import TrialResult, expand_grid, run_sweep, trial_problems, trial_table
+from launcher.sweep import NoReward, SweepTask, TrialResult, expand_grid, run_sweep, trial_problems, trial_table
 
 Project = Callable[[dict[str, str]], Path]
 
@@ -150,6 +152,12 @@ def test_a_refused_sweep_leaves_nothing_behind(project: Project, capsys: pytest.
     root = project({})
     assert main(["train", "-m", "recipe=demo", "training.seed=1,2", "training.epochs=0"]) == 1
     assert list(root.iterdir()) == []
+
+
+def test_a_trial_can_be_sent_to_another_process() -> None:
+    task = SweepTask(reports_failure=True, resets=(), fixed=frozenset(), run_trial=run_trial_of_train, job_json=None)
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert str(pickle.loads(pickle.dumps(NoReward("none")))) == "none"
 
 
 def test_trial_problems_of_a_hundred_trials_share_files_and_compositions() -> None:
