@@ -15,8 +15,11 @@ from launcher.lora_modules import adapted_modules, linear_modules
 from launcher.schema.job import JobConfig
 from launcher.schema.training import LoraConfig, TrainingConfig
 
-LIBRARIES_BYTES = {"cpu": 920 * 2**20, "cuda": 1500 * 2**20}
+LIBRARIES_BYTES = {"cpu": 850 * 2**20, "cuda": 1500 * 2**20}
 """torch, transformers and Ray in a process without a model; on a GPU the CUDA context and the libraries' workspaces."""
+HELD_PER_TOKEN = {"one": 25, "several": 50}
+"""On a CPU: bytes per token, layer and hidden unit that the C allocator holds on to, freed in between and too scattered
+to be used again; more when a step has several micro-batches, whose activations come and go around the gradients."""
 LOGIT_ELEMENTS = 256 * 2**20
 """Logits that the trainer holds at a time, at most."""
 
@@ -110,6 +113,7 @@ def memory_estimate(job: JobConfig, model: ModelFacts, device: Literal["cpu", "c
     trained = adapter_parameters(training, model) if training.finetuning_type == "lora" else all_weights
     low_precision = job.model.dtype == "bfloat16"
     tokens = _micro_batch_tokens(training)
+    several = tokens < _share_of_batch(training)
     gathered = all_weights if ranks == 1 else all_weights // sizes.layers + sizes.vocabulary * sizes.hidden
     fixed: dict[Term, int] = {
         "libraries": LIBRARIES_BYTES[device],
@@ -123,10 +127,13 @@ def memory_estimate(job: JobConfig, model: ModelFacts, device: Literal["cpu", "c
     logits = min(tokens, LOGIT_ELEMENTS // sizes.vocabulary) * sizes.vocabulary * (2 if low_precision else 4)
     gradients = 4 * trained // ranks
     forward: dict[Term, int] = {
-        "activations": activation_bytes(training, sizes, tokens, device=device, low_precision=low_precision),
+        "activations": activation_bytes(training, sizes, tokens, low_precision=low_precision),
         "logits": logits + 4 * sizes.vocabulary * sizes.hidden,  # and the gradient of the output head
     }
-    if tokens < _share_of_batch(training):
+    if device == "cpu":
+        held = HELD_PER_TOKEN["several" if several else "one"]
+        forward["activations"] += held * sizes.hidden * sizes.layers * tokens
+    if several:
         forward["gradients"] = gradients  # of the micro-batches before
     backward: dict[Term, int] = {"gradients": gradients, "logits": 8 * sizes.vocabulary * sizes.hidden}
     # Activations go while gradients appear: the peak is at one end of the backward pass.
@@ -134,9 +141,7 @@ def memory_estimate(job: JobConfig, model: ModelFacts, device: Literal["cpu", "c
     return MemoryEstimate(terms={**fixed, **peak}, device=device)
 
 
-def activation_bytes(
-    training: TrainingConfig, sizes: Architecture, tokens: int, *, device: Literal["cpu", "cuda"], low_precision: bool
-) -> int:
+def activation_bytes(training: TrainingConfig, sizes: Architecture, tokens: int, *, low_precision: bool) -> int:
     """What a forward pass keeps for the backward pass.
 
     A layer keeps its residual stream and two norms in float32, and projections, attention and the feed-forward part in
@@ -147,8 +152,6 @@ def activation_bytes(
         per_token = 30 * sizes.hidden + 4 * sizes.key_value + 8 * sizes.intermediate
     else:
         per_token = 32 * sizes.hidden + 8 * sizes.key_value + 16 * sizes.intermediate
-    if device == "cpu":
-        per_token += 17 * sizes.hidden  # freed in between, and kept by the C allocator
     if training.activation_checkpointing:
         return tokens * (4 * sizes.hidden * sizes.layers + per_token)
     return tokens * per_token * sizes.layers

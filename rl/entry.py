@@ -5,7 +5,6 @@ import signal
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.run_directory import RunDirectory
@@ -58,13 +57,30 @@ def evaluate(
 
 
 def _until_done[T](main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; Ctrl-C and SIGTERM cancel, and everything is cleaned up before this returns."""
+    """Run to the end; the first Ctrl-C or SIGTERM cancels, and everything is cleaned up before this returns.
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
+    Raises:
+        KeyboardInterrupt: after the clean-up, when it was interrupted.
+    """
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        return asyncio.run(main)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    async def cancellable() -> T:
+        task = asyncio.ensure_future(main)
+        interrupted = False
+
+        def interrupt() -> None:
+            nonlocal interrupted
+            if not interrupted:  # a second one would cut the clean-up short
+                task.cancel()
+            interrupted = True
+
+        # Set here rather than left to Python, which ignores SIGINT in what a script starts with "&".
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if interrupted:
+                raise KeyboardInterrupt from None
+            raise
+
+    return asyncio.run(cancellable())

@@ -16,6 +16,7 @@ from launcher.schema.sampling import Sampling
 from rl.actor_output import redirect_output
 from rl.generation.call_log import CallLog
 from rl.generation.gateway import Gateway
+from rl.generation.transfer import TransferStep
 
 SERVED_NAME = "policy"
 """What requests call the model."""
@@ -23,6 +24,9 @@ LARGEST_CPU_CACHE_BYTES = 4 * 2**30
 CPU_BLOCK_TOKENS = 32
 """Prefixes are shared in whole blocks; vLLM's default on a CPU, 128, is longer than many prompts."""
 BACKLOG = 2048
+SHUTDOWN_TIMEOUT_S = 2.0
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Bounds on an adapter's rank that vLLM knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +58,19 @@ class GenerationSettings:
     seed: int
     config_overrides: dict[str, Any] = field(default_factory=dict)
     """Keys of the model's config to replace."""
+    gpus: tuple[str, ...] = ()
+    """One per tensor-parallel worker, as CUDA_VISIBLE_DEVICES names them; none on a CPU."""
+    shares_gpus: bool = False
+    """The policy trains on the same GPUs, so vLLM gives its memory back meanwhile."""
+    lora_rank: int | None = None
+    """New weights are adapters of this rank; None means whole models."""
+
+    @property
+    def weight_transport(self) -> Literal["files", "ipc", "nccl"]:
+        """How new weights come: whole models go from GPU to GPU, all else through memory-backed files."""
+        if self.device == "cpu" or self.lora_rank is not None:
+            return "files"
+        return "ipc" if self.shares_gpus else "nccl"
 
 
 def _failing_plainly[**P, T](method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -82,6 +99,7 @@ class VllmActor:
             os.setpgid(0, 0)  # one process group, so that what vLLM starts can be ended with this process
         self._settings = settings
         self._call_log = CallLog(call_file)
+        self._num_aborted = 0
 
     @_failing_plainly
     async def open_port(self) -> tuple[int, str]:
@@ -121,7 +139,10 @@ class VllmActor:
         tasks = await self._engine.get_supported_tasks()
         app = build_app(self._arguments, supported_tasks=tasks, model_config=self._engine.model_config)
         await init_app_state(self._engine, app.state, self._arguments, supported_tasks=tasks)
-        self._gateway = Gateway(app, sampling=self._settings.sampling, api_key=api_key, call_log=self._call_log)
+        self._models = app.state.openai_serving_models
+        self._gateway = Gateway(
+            app, model=SERVED_NAME, sampling=self._settings.sampling, api_key=api_key, call_log=self._call_log
+        )
         config = uvicorn.Config(self._gateway, log_level="warning", lifespan="off", access_log=False)
         server = uvicorn.Server(config)
         app.state.server = server  # without it vLLM's error handler fails and hides the error
@@ -135,19 +156,73 @@ class VllmActor:
         return {"actor": os.getpid(), **{f"{child.name()}-{child.pid}": child.pid for child in children}}
 
     @_failing_plainly
-    async def update_weights(self, folder: Path, policy_version: int) -> int:
-        """Load new weights; gives the number of model calls that were still in flight, and are aborted by it.
+    async def sleep(self) -> None:
+        """Give GPU memory back; the next weights wake vLLM up."""
+        self._num_aborted += self._gateway.in_flight
+        await self._engine.sleep(level=1, mode="abort")
 
-        The loop syncs when every rollout is back. What is in flight then belongs to rollouts that were given up, and
-        no call may be sampled by two policies.
+    @_failing_plainly
+    async def transfer(self, step: TransferStep, payload: Any = None) -> None:
+        """What the policy's rank 0 calls while it sends weights directly; ``take_weights`` comes after that."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+        match step:
+            case "init":
+                await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=payload))
+            case "start":
+                await self._stop_sampling()
+                await self._engine.start_weight_update()
+            case "update":
+                await self._engine.update_weights(WeightTransferUpdateRequest(update_info=payload))
+            case "finish":
+                await self._engine.finish_weight_update()
+
+    @_failing_plainly
+    async def take_weights(self, folder: Path | None, policy_version: int) -> int:
+        """Sample from new weights from now on.
+
+        The loop does this when every rollout is back. What is in flight then belongs to rollouts that were given up;
+        it is aborted, so that no call is sampled by two policies.
+
+        Args:
+            folder: a model's safetensors, or an adapter; None when they have come by ``transfer``.
+            policy_version: their name.
+
+        Returns:
+            Number of model calls that were aborted.
         """
-        num_aborted = self._gateway.in_flight
-        await self._engine.pause_generation(mode="abort")
-        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        if folder is not None:
+            await self._stop_sampling()
+            if self._settings.lora_rank is None:
+                await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            else:
+                await self._load_adapter(folder, f"{SERVED_NAME}-{policy_version}")
+        if await self._engine.is_sleeping():
+            await self._engine.wake_up(["kv_cache"])
         await self._engine.reset_prefix_cache()  # cached keys and values are the old policy's
         self._gateway.policy_version = policy_version
         await self._engine.resume_generation()
+        num_aborted, self._num_aborted = self._num_aborted, 0
         return num_aborted
+
+    async def _stop_sampling(self) -> None:
+        self._num_aborted += self._gateway.in_flight
+        await self._engine.pause_generation(mode="abort")
+        if await self._engine.is_sleeping():
+            await self._engine.wake_up(["weights"])
+
+    async def _load_adapter(self, folder: Path, name: str) -> None:
+        """Answer requests for the policy with an adapter from now on, and forget the one before it."""
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+        from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
+
+        previous = self._gateway.model
+        if previous != SERVED_NAME:
+            await self._models.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=previous))
+        answer = await self._models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=str(folder)))
+        if isinstance(answer, ErrorResponse):
+            raise RuntimeError(answer.error.message)
+        self._gateway.model = name
 
     @_failing_plainly
     async def check_health(self) -> None:
@@ -159,7 +234,7 @@ class VllmActor:
 
     async def stop(self) -> None:
         """End the engine's processes in order."""
-        self._engine.shutdown()
+        self._engine.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
 
 
 def vllm_arguments(settings: GenerationSettings) -> list[str]:
@@ -180,6 +255,8 @@ def vllm_arguments(settings: GenerationSettings) -> list[str]:
     ]
     if settings.device == "cuda":
         arguments.append(f"--gpu-memory-utilization={settings.gpu_memory_utilization}")
+        if settings.shares_gpus:
+            arguments.append("--enable-sleep-mode")
     else:
         arguments.append("--enforce-eager")  # compiling costs more than it saves on models that a CPU can train
         arguments.append(f"--kv-cache-memory-bytes={cpu_cache_bytes(settings)}")
@@ -187,6 +264,11 @@ def vllm_arguments(settings: GenerationSettings) -> list[str]:
         if settings.tensor_parallel_size == 1:
             # The model in the engine's own process: a third of the imports less, and no polling between processes.
             arguments.append("--distributed-executor-backend=uni")
+    if settings.weight_transport != "files":
+        arguments.append(f"--weight-transfer-config={json.dumps({'backend': settings.weight_transport})}")
+    if settings.lora_rank is not None:
+        bound = next(rank for rank in ADAPTER_RANKS if rank >= settings.lora_rank)
+        arguments += ["--enable-lora", "--max-loras=1", f"--max-lora-rank={bound}"]
     if settings.tool_call_parser:
         arguments += ["--enable-auto-tool-choice", f"--tool-call-parser={settings.tool_call_parser}"]
     if settings.reasoning_parser:

@@ -37,8 +37,11 @@ REPEATED_FOR_EVER = (429, 502, 503, 504, 520)
 class Gateway:
     """ASGI middleware around vLLM's app."""
 
-    def __init__(self, app: App, *, sampling: Sampling, api_key: str, call_log: CallLog):
+    def __init__(self, app: App, *, model: str, sampling: Sampling, api_key: str, call_log: CallLog):
         self._app = app
+        self._served_name = model
+        self.model = model
+        """What vLLM calls the weights that sample from now on; requests know them by the name they began with."""
         self._sampling = sampling
         self._authorization = f"Bearer {api_key}".encode()
         self._call_log = call_log
@@ -89,7 +92,8 @@ class Gateway:
         response = _HeldResponse()
         self.in_flight += 1
         try:
-            filled = json.dumps(with_sampling(request, self._sampling)).encode()
+            named = request | {"model": self.model} if request.get("model") == self._served_name else request
+            filled = json.dumps(with_sampling(named, self._sampling)).encode()
             await self._app(_resized(scope, len(filled)), _replay(filled, receive), response)
         finally:
             self.in_flight -= 1

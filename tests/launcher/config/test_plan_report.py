@@ -97,10 +97,10 @@ def test_activations_worked_by_hand(make_job: MakeJob) -> None:
     assert sizes is not None
     assert (sizes.hidden, sizes.intermediate, sizes.key_value, sizes.layers, sizes.vocabulary) == (8, 16, 4, 3, 100)
     training = make_job({}).training
-    kept = activation_bytes(training, sizes, 10, device="cuda", low_precision=True)
+    kept = activation_bytes(training, sizes, 10, low_precision=True)
     assert kept == 10 * 3 * (30 * 8 + 4 * 4 + 8 * 16)
     checkpointed = make_job({"training.activation_checkpointing": True}).training
-    assert activation_bytes(checkpointed, sizes, 10, device="cuda", low_precision=True) == 10 * (4 * 8 * 3 + 384)
+    assert activation_bytes(checkpointed, sizes, 10, low_precision=True) == 10 * (4 * 8 * 3 + 384)
 
 
 def test_a_mixture_counts_the_experts_at_work() -> None:

@@ -54,6 +54,34 @@ def test_a_gpu_has_its_share_of_memory_and_graphs(settings):
     assert not any(argument.startswith("--kv-cache-memory-bytes") for argument in on_gpu)
 
 
+@pytest.mark.parametrize(
+    ("change", "transport"),
+    [
+        ({"device": "cpu"}, "files"),
+        ({"device": "cuda", "shares_gpus": True}, "ipc"),
+        ({"device": "cuda"}, "nccl"),
+        ({"device": "cuda", "lora_rank": 16}, "files"),
+    ],
+)
+def test_whole_models_go_from_gpu_to_gpu(settings, change, transport):
+    changed = replace(settings, **change)
+    assert changed.weight_transport == transport
+    expected = [] if transport == "files" else [f'--weight-transfer-config={{"backend": "{transport}"}}']
+    assert [a for a in vllm_arguments(changed) if a.startswith("--weight-transfer")] == expected
+    assert ("--enable-sleep-mode" in vllm_arguments(changed)) == changed.shares_gpus
+    assert ("VLLM_ALLOW_INSECURE_SERIALIZATION" in actor_variables(changed)) == (transport == "ipc")
+
+
+def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_knows(settings):
+    assert {"--enable-lora", "--max-lora-rank=16"} <= set(vllm_arguments(replace(settings, lora_rank=9)))
+    assert not any("lora" in argument for argument in vllm_arguments(settings))
+
+
+def test_vllm_sees_its_own_gpus_only(settings):
+    assert actor_variables(replace(settings, device="cuda", gpus=("2", "3")))["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "CUDA_VISIBLE_DEVICES" not in actor_variables(settings)
+
+
 def test_a_cpu_caches_every_sequence_at_full_length(settings):
     per_token = 2 * 30 * 3 * 64 * 2  # keys and values, layers, heads, head size, bytes
     assert cpu_cache_bytes(settings) == per_token * 256 * 64

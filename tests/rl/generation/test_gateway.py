@@ -58,7 +58,7 @@ class Caller:
     def __init__(self, folder: Path, app: RecordingApp):
         self.reader = CallLogReader(folder / "calls.jsonl")
         self.log = CallLog(folder / "calls.jsonl")
-        self.gateway = Gateway(app, sampling=SAMPLING, api_key="secret", call_log=self.log)
+        self.gateway = Gateway(app, model="policy", sampling=SAMPLING, api_key="secret", call_log=self.log)
         app.gateway = self.gateway
 
     def close(self) -> None:
@@ -169,6 +169,13 @@ def test_constraints_on_tool_calls_are_lifted():
     assert sent["tools"] == [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     assert "parallel_tool_calls" not in sent
     assert tool["function"]["strict"] is True
+
+
+def test_the_policy_goes_by_the_name_of_its_latest_adapter(caller, app):
+    caller.gateway.model = "policy-3"
+    caller.post(COMPLETIONS, {"model": "policy"})
+    caller.post(COMPLETIONS, {"model": "other"})
+    assert [request["model"] for _, request in app.requests] == ["policy-3", "other"]
 
 
 def test_a_call_is_found_by_the_tokens_it_sampled(caller):
