@@ -44,12 +44,11 @@ def prepare_ray(*, address: str | None) -> None:
 
 
 @asynccontextmanager
-async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Path]:
+async def ray_cluster(*, address: str | None) -> AsyncIterator[Path]:
     """Connect to Ray for the length of the block; ``prepare_ray`` was called before.
 
     Args:
         address: cluster to join; None starts one on this machine.
-        num_gpus: GPUs that a started cluster offers.
 
     Yields:
         A folder for temporary files of this run, removed afterwards.
@@ -64,7 +63,7 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
         scratch = folder / "tmp"
         scratch.mkdir()
         variables = {"TMPDIR": str(scratch), "WANDB_MODE": "disabled"}
-        options: dict[str, Any] = {} if address else _own_cluster(folder, num_gpus)
+        options: dict[str, Any] = {} if address else _own_cluster(folder)
         options |= {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": logging.ERROR}
         start = asyncio.create_task(asyncio.to_thread(ray.init, address=address, **options))
         try:
@@ -87,10 +86,10 @@ async def ray_cluster(*, address: str | None, num_gpus: int) -> AsyncIterator[Pa
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _own_cluster(folder: Path, num_gpus: int) -> dict[str, Any]:
+def _own_cluster(folder: Path) -> dict[str, Any]:
     return {
         "num_cpus": os.cpu_count() or 1,
-        "num_gpus": num_gpus,
+        "num_gpus": 0,  # handed out by rl.gpus
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE_BYTES,
         "_temp_dir": str(folder / "ray"),

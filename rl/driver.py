@@ -26,11 +26,13 @@ from rl.cluster import ray_cluster
 from rl.data import group_requests
 from rl.display import Display, Say, open_display
 from rl.generation.live import LiveSource
+from rl.generation.transfer import TransferTarget
 from rl.generation.weights import weights_folder
+from rl.gpus import GpuLayout, gpu_layout, visible_gpus
 from rl.loop import Rows, TrainingLoop
 from rl.model_files import cache_folder, model_folder
 from rl.report import Report
-from rl.settings import generation_settings, gym_settings, loop_settings, rank_settings
+from rl.settings import generation_settings, gym_settings, loop_settings, rank_settings, weight_transfer
 from rl.tasks import all_of, first_of
 from rl.trackers import Trackers
 from rl.workers.group import PolicyGroup
@@ -43,7 +45,7 @@ class Machine:
     """What a run finds before it starts anything."""
 
     device: Literal["cpu", "cuda"]
-    num_gpus: int
+    gpus: GpuLayout
     model: Path
     """Local folder of the model."""
     hidden_size: int
@@ -63,11 +65,12 @@ async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> None:
         Report(run, plan, display, backend="local", health=job.health, trackers=_trackers(job, plan, run)) as report,
     ):
         rows = load_rows(job)
-        machine = await _machine(job, display)
+        machine = await _machine(job, plan, display, num_ranks=plan.num_ranks)
+        transfer = weight_transfer(plan, machine.gpus)
         async with _ray(job, machine, display) as scratch, AsyncExitStack() as parts:
             source, policy = await all_of(
-                parts.enter_async_context(_source(job, plan, machine, run.logs, scratch, display)),
-                parts.enter_async_context(_policy(job, plan, machine, run.logs, display)),
+                parts.enter_async_context(_source(job, plan, machine, transfer, run.logs, scratch, display)),
+                parts.enter_async_context(_policy(job, plan, machine, transfer, run.logs, display)),
             )
             weights = parts.enter_context(weights_folder(machine.model_bytes, fallback=scratch))
             loop = TrainingLoop(
@@ -96,10 +99,10 @@ async def evaluate(
         rows = load_rows(job)
         chosen = rows.validation if split == "validation" or (split is None and rows.validation) else rows.training
         indices = distinct_rows(chosen)[:max_rows]
-        machine = await _machine(job, display)
+        machine = await _machine(job, plan, display, num_ranks=0)
         async with (
             _ray(job, machine, display) as scratch,
-            _source(job, plan, machine, logs, scratch, display) as source,
+            _source(job, plan, machine, None, logs, scratch, display) as source,
         ):
             requests = group_requests(chosen, indices, num_generations=num_samples)
             with display.phase(f"sampling {len(requests)} rollouts") as say:
@@ -142,7 +145,7 @@ async def _collected(source: LiveSource, requests: Sequence[RolloutRequest], say
     return rollouts
 
 
-async def _machine(job: JobConfig, display: Display) -> Machine:
+async def _machine(job: JobConfig, plan: RunPlan, display: Display, *, num_ranks: int) -> Machine:
     """Find the device, and the model's files (converted or fetched the first time)."""
     with display.phase("finding the model") as say:
         reference = resolve_reference("model", job.model.name)
@@ -157,7 +160,11 @@ async def _machine(job: JobConfig, display: Display) -> Machine:
     config = json.loads((folder / "config.json").read_text())
     return Machine(
         device=device.kind,
-        num_gpus=device.count if device.kind == "cuda" else 0,
+        gpus=gpu_layout(
+            visible_gpus(device.count) if device.kind == "cuda" else (),
+            num_ranks=num_ranks,
+            num_sampler_workers=plan.vllm_tensor_parallel_size,
+        ),
         model=folder,
         hidden_size=config.get("text_config", config)["hidden_size"],
         model_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
@@ -166,7 +173,7 @@ async def _machine(job: JobConfig, display: Display) -> Machine:
 
 @asynccontextmanager
 async def _ray(job: JobConfig, machine: Machine, display: Display) -> AsyncIterator[Path]:
-    cluster = ray_cluster(address=job.cluster.address, num_gpus=machine.num_gpus)
+    cluster = ray_cluster(address=job.cluster.address)
     with display.phase("starting Ray"):
         scratch = await cluster.__aenter__()
     try:
@@ -177,11 +184,14 @@ async def _ray(job: JobConfig, machine: Machine, display: Display) -> AsyncItera
 
 @asynccontextmanager
 async def _source(
-    job: JobConfig, plan: RunPlan, machine: Machine, logs: Path, scratch: Path, display: Display
-) -> AsyncIterator[LiveSource]:
+    job: JobConfig, plan: RunPlan, machine: Machine, transfer: TransferTarget | None, logs: Path, scratch: Path,
+    display: Display,
+) -> AsyncIterator[LiveSource]:  # fmt: skip
     package = resolve_reference("environment", job.environment.name).local_path()
     source = await LiveSource.start(
-        generation_settings(job, plan, model_folder=machine.model, device=machine.device),
+        generation_settings(
+            job, plan, model_folder=machine.model, device=machine.device, gpus=machine.gpus, transfer=transfer
+        ),
         gym_settings(job, package=package, cache=cache_folder()),
         log_folder=logs, scratch=scratch, display=display,
     )  # fmt: skip
@@ -191,10 +201,10 @@ async def _source(
 
 @asynccontextmanager
 async def _policy(
-    job: JobConfig, plan: RunPlan, machine: Machine, logs: Path, display: Display
+    job: JobConfig, plan: RunPlan, machine: Machine, transfer: TransferTarget | None, logs: Path, display: Display
 ) -> AsyncIterator[PolicyGroup]:
-    settings = rank_settings(job, plan, model_folder=machine.model, device=machine.device)
+    settings = rank_settings(job, plan, model_folder=machine.model, device=machine.device, transfer=transfer)
     with display.phase("loading the policy"):
-        policy = await PolicyGroup.start(settings, num_ranks=plan.num_ranks, log_folder=logs)
+        policy = await PolicyGroup.start(settings, num_ranks=plan.num_ranks, log_folder=logs, gpus=machine.gpus.policy)
     async with policy:
         yield policy

@@ -27,6 +27,10 @@ class GpuLayout:
         return bool(set(self.policy) & set(self.sampler))
 
 
+NO_GPUS = GpuLayout(policy=(), sampler=())
+"""A CPU."""
+
+
 def gpu_layout(visible: Sequence[str], *, num_ranks: int, num_sampler_workers: int) -> GpuLayout:
     """The sampler's own GPUs where there are enough, else the policy's first ones.
 
@@ -39,7 +43,7 @@ def gpu_layout(visible: Sequence[str], *, num_ranks: int, num_sampler_workers: i
         LauncherError: the machine shows fewer GPUs than the job needs.
     """
     if not visible:
-        return GpuLayout(policy=(), sampler=())
+        return NO_GPUS
     if (wanted := max(num_ranks, num_sampler_workers)) > len(visible):
         problem = Problem(
             code="few-gpus",

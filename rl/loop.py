@@ -139,6 +139,7 @@ class TrainingLoop:
         # 3. Lay the samples out for the ranks.
         with watch.phase("training_prep"):
             batches = self._lay_out(rollouts, advantages)
+            await self._source.rest()
         # 4. Train.
         self._report.doing("training")
         with watch.phase("policy_training"):

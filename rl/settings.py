@@ -8,6 +8,8 @@ from launcher.schema.plan import RunPlan
 from rl.advantages import AdvantageSettings
 from rl.generation.actor import GenerationSettings
 from rl.generation.live import GymSettings
+from rl.generation.transfer import TransferTarget, transfer_target
+from rl.gpus import NO_GPUS, GpuLayout
 from rl.layout import LayoutSettings
 from rl.loop import LoopSettings
 from rl.loss import LossSettings
@@ -16,7 +18,14 @@ from rl.schedule import ScheduleSettings
 from rl.workers.settings import ModelSettings, RankSettings
 
 
-def rank_settings(job: JobConfig, plan: RunPlan, *, model_folder: Path, device: Literal["cpu", "cuda"]) -> RankSettings:
+def rank_settings(
+    job: JobConfig,
+    plan: RunPlan,
+    *,
+    model_folder: Path,
+    device: Literal["cpu", "cuda"],
+    transfer: TransferTarget | None = None,
+) -> RankSettings:
     """What each rank of the policy needs."""
     training = job.training
     return RankSettings(
@@ -52,6 +61,7 @@ def rank_settings(job: JobConfig, plan: RunPlan, *, model_folder: Path, device: 
         compute_dtype=job.model.dtype,
         max_grad_norm=training.max_grad_norm,
         seed=plan.seed,
+        transfer=transfer,
     )
 
 
@@ -94,8 +104,21 @@ def loop_settings(job: JobConfig, plan: RunPlan, *, hidden_size: int) -> LoopSet
     )
 
 
+def weight_transfer(plan: RunPlan, gpus: GpuLayout) -> TransferTarget | None:
+    """How weights reach the sampler without files: whole models between GPUs; adapters are small, a CPU needs no help."""
+    if not gpus.sampler or plan.lora is not None:
+        return None
+    return transfer_target(shares_gpus=gpus.shared, num_workers=len(gpus.sampler))
+
+
 def generation_settings(
-    job: JobConfig, plan: RunPlan, *, model_folder: Path, device: Literal["cpu", "cuda"]
+    job: JobConfig,
+    plan: RunPlan,
+    *,
+    model_folder: Path,
+    device: Literal["cpu", "cuda"],
+    gpus: GpuLayout = NO_GPUS,
+    transfer: TransferTarget | None = None,
 ) -> GenerationSettings:
     """What vLLM needs."""
     return GenerationSettings(
@@ -113,6 +136,10 @@ def generation_settings(
         trust_remote_code=job.model.trust_remote_code,
         seed=plan.seed,
         config_overrides=dict(job.training.hf_config_overrides or {}),
+        gpus=gpus.sampler,
+        shares_gpus=gpus.shared,
+        lora_rank=plan.lora.rank if plan.lora is not None and device == "cuda" else None,
+        transfer=transfer,
     )
 
 

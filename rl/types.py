@@ -26,7 +26,7 @@ class Policy(Protocol):
         ...
 
     async def write_weights(self, folder: Path) -> None:
-        """Write the current weights as safetensors into ``folder``."""
+        """Write the current weights into ``folder``, or send them to the sampler directly."""
         ...
 
 
@@ -37,8 +37,12 @@ class RolloutSource(Protocol):
         """Yield one rollout per request as each finishes; one that failed is yielded with its failure."""
         ...
 
+    async def rest(self) -> None:
+        """Until new weights come nothing will be sampled: give back what training needs."""
+        ...
+
     async def update_weights(self, weights: Path, *, policy_version: int) -> None:
-        """Sample from now on with the safetensors in ``weights``, known as ``policy_version``."""
+        """Sample from now on with what the policy wrote for ``weights``, known as ``policy_version``."""
         ...
 
     async def close(self) -> None:

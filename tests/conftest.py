@@ -59,7 +59,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="session")
 def scratch(runner: asyncio.Runner) -> Iterator[Path]:
     """A running Ray cluster; gives its folder for temporary files."""
-    cluster = ray_cluster(address=None, num_gpus=0)
+    cluster = ray_cluster(address=None)
     yield runner.run(cluster.__aenter__())
     runner.run(cluster.__aexit__(None, None, None))
 

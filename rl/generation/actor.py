@@ -16,7 +16,7 @@ from launcher.schema.sampling import Sampling
 from rl.actor_output import redirect_output
 from rl.generation.call_log import CallLog
 from rl.generation.gateway import Gateway
-from rl.generation.transfer import TransferStep
+from rl.generation.transfer import TransferStep, TransferTarget
 
 SERVED_NAME = "policy"
 """What requests call the model."""
@@ -64,13 +64,8 @@ class GenerationSettings:
     """The policy trains on the same GPUs, so vLLM gives its memory back meanwhile."""
     lora_rank: int | None = None
     """New weights are adapters of this rank; None means whole models."""
-
-    @property
-    def weight_transport(self) -> Literal["files", "ipc", "nccl"]:
-        """How new weights come: whole models go from GPU to GPU, all else through memory-backed files."""
-        if self.device == "cpu" or self.lora_rank is not None:
-            return "files"
-        return "ipc" if self.shares_gpus else "nccl"
+    transfer: TransferTarget | None = None
+    """How whole models come from GPU to GPU; None means through files."""
 
 
 def _failing_plainly[**P, T](method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -264,8 +259,8 @@ def vllm_arguments(settings: GenerationSettings) -> list[str]:
         if settings.tensor_parallel_size == 1:
             # The model in the engine's own process: a third of the imports less, and no polling between processes.
             arguments.append("--distributed-executor-backend=uni")
-    if settings.weight_transport != "files":
-        arguments.append(f"--weight-transfer-config={json.dumps({'backend': settings.weight_transport})}")
+    if settings.transfer is not None:
+        arguments.append(f"--weight-transfer-config={json.dumps({'backend': settings.transfer.backend})}")
     if settings.lora_rank is not None:
         bound = next(rank for rank in ADAPTER_RANKS if rank >= settings.lora_rank)
         arguments += ["--enable-lora", "--max-loras=1", f"--max-lora-rank={bound}"]

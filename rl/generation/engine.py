@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,6 @@ from launcher.schema.problems import RunFailed
 from rl.actor_output import last_words
 from rl.generation.actor import SERVED_NAME, GenerationSettings, VllmActor
 from rl.generation.call_log import CallLogReader
-from rl.generation.transfer import TransferTarget
 from rl.gpus import gpu_variables
 
 START_TIMEOUT_S = 600.0
@@ -53,12 +51,6 @@ class VllmEngine:
         """OpenAI-compatible, with /v1."""
         self.pids: Mapping[str, int] = {}
         """``actor`` and vLLM's own processes below it."""
-        self.transfer_target: TransferTarget | None = None
-        """Where the policy sends its weights; None when they come as files."""
-        if (backend := settings.weight_transport) != "files":
-            self.transfer_target = TransferTarget(
-                actor=actor, backend=backend, num_workers=settings.tensor_parallel_size, port=_free_port()
-            )
 
     @classmethod
     async def launch(cls, settings: GenerationSettings, *, log_folder: Path, scratch: Path) -> Self:
@@ -76,7 +68,8 @@ class VllmEngine:
         call_file = scratch / f"calls-{secrets.token_hex(4)}.jsonl"
         api_key = secrets.token_urlsafe(24)
         actor: Any = ray.remote(VllmActor).options(
-            num_cpus=0, max_concurrency=16, runtime_env={"env_vars": actor_variables(settings)}
+            num_cpus=0, max_concurrency=16, name=settings.transfer.actor_name if settings.transfer else None,
+            runtime_env={"env_vars": actor_variables(settings)},
         ).remote(settings, log_file=log_file, call_file=call_file)  # fmt: skip
         engine = cls(settings, actor, api_key=api_key, log_file=log_file, calls=CallLogReader(call_file))
         try:
@@ -114,17 +107,17 @@ class VllmEngine:
         if self._settings.shares_gpus:
             await self._answer(self._actor.sleep.remote(), timeout_s=SYNC_TIMEOUT_S)
 
-    async def update_weights(self, folder: Path | None, *, policy_version: int) -> None:
+    async def update_weights(self, folder: Path, *, policy_version: int) -> None:
         """Sample from new weights from now on. Model calls in flight are aborted.
 
         Args:
-            folder: a model's safetensors, or an adapter; None when the policy has sent them to ``transfer_target``.
+            folder: a model's safetensors, or an adapter; not read when the policy has sent its weights directly.
             policy_version: their name.
 
         Raises:
             RunFailed: vLLM could not load them.
         """
-        update = self._actor.take_weights.remote(folder, policy_version)
+        update = self._actor.take_weights.remote(None if self._settings.transfer else folder, policy_version)
         if num_aborted := await self._answer(update, timeout_s=SYNC_TIMEOUT_S):
             logger.warning("%d model calls outlived their rollouts and were aborted", num_aborted)
         self._calls.forget()
@@ -178,7 +171,7 @@ class VllmEngine:
 def actor_variables(settings: GenerationSettings) -> dict[str, str]:
     """Environment of the actor and its children."""
     variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **gpu_variables(settings.gpus)}
-    if settings.weight_transport == "ipc":
+    if settings.transfer is not None and settings.transfer.backend == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory travel pickled
     if settings.device == "cpu":
         variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"  # vLLM leaves a core to others; ours are idle while it samples
@@ -200,10 +193,3 @@ def _is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

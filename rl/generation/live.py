@@ -117,6 +117,10 @@ class LiveSource:
             policy_version=self._policy_version,
         )
 
+    async def rest(self) -> None:
+        """Give GPU memory back to the policy; see ``RolloutSource``."""
+        await self.engine.sleep()
+
     async def update_weights(self, weights: Path, *, policy_version: int) -> None:
         """Give vLLM new weights; see ``RolloutSource``."""
         await self.engine.update_weights(weights, policy_version=policy_version)

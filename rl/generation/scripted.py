@@ -34,6 +34,9 @@ class ScriptedSource:
                 policy_version=self.policy_version,
             )
 
+    async def rest(self) -> None:
+        """Nothing to give back."""
+
     async def update_weights(self, weights: Path, *, policy_version: int) -> None:
         """Note the version, and keep the weights if asked to."""
         self.policy_version = policy_version

@@ -4,6 +4,8 @@ every rank: WeightSender.send --(handles of GPU memory: ipc | broadcast: nccl)--
                  '-- rank 0 --> VllmActor.transfer: init once; start, update, finish each time
 """
 
+import secrets
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,16 +20,33 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferTarget:
-    """Where weights go when policy and sampler both live on GPUs."""
+    """Where weights go when policy and sampler both live on GPUs; known before either starts.
 
-    actor: Any
-    """Handle of the ``VllmActor``."""
+    Example:
+        TransferTarget(actor_name="vllm-3f9a", backend="ipc", num_workers=1, port=40123)
+    """
+
+    actor_name: str
+    """Under which Ray knows the ``VllmActor``."""
     backend: Literal["ipc", "nccl"]
     """``ipc`` when both run on the same GPUs, ``nccl`` otherwise."""
     num_workers: int
     """Tensor-parallel workers of vLLM."""
     port: int
     """Free loopback port where ``nccl`` meets."""
+
+
+def transfer_target(*, shares_gpus: bool, num_workers: int) -> TransferTarget:
+    """A new one for a run: memory handles on shared GPUs, NCCL between separate ones."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return TransferTarget(
+        actor_name=f"vllm-{secrets.token_hex(8)}",
+        backend="ipc" if shares_gpus else "nccl",
+        num_workers=num_workers,
+        port=port,
+    )
 
 
 class ActorClient:
@@ -90,11 +109,12 @@ class WeightSender:
     """One rank's end. Made on all ranks together, used on all ranks together."""
 
     def __init__(self, weights: PolicyWeights, target: TransferTarget, *, rank: int):
+        import ray
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         self._engine = WeightTransferTrainerFactory.trainer_init(
             trainer_info(target, rank=rank),
-            client=ActorClient(target.actor),
+            client=ActorClient(ray.get_actor(target.actor_name)),
             source=weights,  # type: ignore[arg-type]  # its base class would make this file import vLLM
         )
 

@@ -5,6 +5,9 @@ config with overrides -> modules and weights of the backend -> adapter -> shards
 A single rank is not wrapped: sharding over one rank changes no number and costs a copy of the weights per pass.
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -98,7 +101,17 @@ def full_weights(policy: PolicyModel, *, trained_only: bool = False) -> dict[str
         trained_only: leave out what is frozen.
     """
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=trained_only)
-    weights = get_model_state_dict(policy, options=options)
+    return dict(_under_file_names(policy, get_model_state_dict(policy, options=options)))
+
+
+def named_weights(policy: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """The same weights one after the other, still sharded: whoever takes one gathers it, on all ranks together."""
+    return _under_file_names(policy, policy.state_dict())
+
+
+def _under_file_names(policy: PolicyModel, weights: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     tied = policy.language_model.all_tied_weights_keys or {}
-    named = {name.removeprefix("language_model."): value for name, value in weights.items()}
-    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor) and name not in tied}
+    for name, value in weights.items():
+        file_name = name.removeprefix("language_model.")
+        if isinstance(value, Tensor) and file_name not in tied:
+            yield file_name, value.detach()

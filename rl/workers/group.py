@@ -17,6 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from launcher.schema.problems import RunFailed
 from rl.actor_output import last_words
+from rl.gpus import gpu_variables
 from rl.workers.batch import RankBatch
 from rl.workers.rank import PolicyRank
 from rl.workers.settings import RankSettings
@@ -34,24 +35,24 @@ class PolicyGroup:
         self.pids = pids
 
     @classmethod
-    async def start(cls, settings: RankSettings, *, num_ranks: int, log_folder: Path) -> Self:
+    async def start(cls, settings: RankSettings, *, num_ranks: int, log_folder: Path, gpus: Sequence[str] = ()) -> Self:
         """Start the ranks and load the model into them.
 
         Args:
             settings: the same for every rank.
             num_ranks: processes; each gets its share of the cores on a CPU, a GPU of its own otherwise.
             log_folder: gets ``policy-rank-<n>.log``.
+            gpus: one per rank, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
 
         Raises:
             RunFailed: a rank could not start; the message holds its own cause.
         """
         rendezvous = f"tcp://127.0.0.1:{_free_port()}"
-        on_gpu = settings.device == "cuda"
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         log_files = [log_folder / f"policy-rank-{rank}.log" for rank in range(num_ranks)]
         ranks: list[Any] = [
             ray.remote(PolicyRank)
-            .options(num_cpus=0, num_gpus=1 if on_gpu else 0)
+            .options(num_cpus=0, runtime_env={"env_vars": gpu_variables(gpus[rank : rank + 1])})
             .remote(
                 settings, rank=rank, num_ranks=num_ranks, rendezvous=rendezvous, num_threads=threads, log_file=log_file
             )
@@ -85,7 +86,7 @@ class PolicyGroup:
         return await self._each("logprobs", [(batch,) for batch in batches])
 
     async def write_weights(self, folder: Path) -> None:
-        """Write the current weights, in the sampler's precision, as safetensors into ``folder``."""
+        """Write the current weights, in the sampler's precision, into ``folder``, or send them to the sampler."""
         await self._all("write_weights", folder)
 
     async def export(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rl.actor_output import redirect_output
 from rl.export import export_adapter, export_model
+from rl.generation.transfer import PolicyWeights, TransferTarget, WeightSender
 from rl.generation.weights import write_weights
 from rl.micro_batch import FloatArray
 from rl.optimizer import build_optimizer
@@ -72,6 +73,7 @@ class PolicyRank:
             compute_dtype=torch.bfloat16 if settings.compute_dtype == "bfloat16" else torch.float32,
             max_grad_norm=settings.max_grad_norm,
         )
+        self._sender: WeightSender | None = None
         logger.info("rank %d of %d: %s on %s", rank, num_ranks, settings.model.folder, device)
 
     def pid(self) -> int:
@@ -94,16 +96,34 @@ class PolicyRank:
             self._policy.train()
 
     def write_weights(self, folder: Path) -> None:
-        """Gather the weights, an adapter merged in, and write them for the sampler on rank 0."""
+        """Give the sampler the weights: from GPU to GPU, or as files, which rank 0 writes.
+
+        An adapter goes as it is on a GPU, and merged in on a CPU, where vLLM samples slowly from adapters.
+        """
         from rl.workers.dtensor import full_weights
 
-        weights = full_weights(self._policy)
-        if self._rank == 0:
-            if (lora := self._settings.model.lora) is not None:
+        lora = self._settings.model.lora
+        if self._settings.transfer is not None:
+            self._send_weights(self._settings.transfer)
+        elif lora is not None and self._settings.device == "cuda":
+            self.export(folder)
+        else:
+            weights = full_weights(self._policy)
+            if self._rank != 0:
+                return
+            if lora is not None:
                 from rl.workers.lora import merged_weights
 
                 weights = merged_weights(weights, multiplier=lora.multiplier)
             write_weights(weights, folder, dtype=self._step_settings.compute_dtype)
+
+    def _send_weights(self, target: TransferTarget) -> None:
+        from rl.workers.dtensor import named_weights
+
+        if self._sender is None:
+            weights = PolicyWeights(lambda: named_weights(self._policy), dtype=self._step_settings.compute_dtype)
+            self._sender = WeightSender(weights, target, rank=self._rank)
+        self._sender.send()
 
     def export(self, folder: Path) -> None:
         """Gather what was trained and, on rank 0, write a model folder, or an adapter's."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from launcher.schema.plan import LoraPlan
 from launcher.schema.sampling import Sampling
+from rl.generation.transfer import TransferTarget
 from rl.loss import LossSettings
 from rl.optimizer import OptimizerSettings
 
@@ -44,3 +45,5 @@ class RankSettings:
     max_grad_norm: float
     """Gradients are scaled down to this norm; 0 leaves them alone."""
     seed: int
+    transfer: TransferTarget | None = None
+    """Where whole models go from GPU to GPU; None writes files."""

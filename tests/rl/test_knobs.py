@@ -281,6 +281,9 @@ class Recording:
         async for rollout in script.collect(requests):
             yield rollout
 
+    async def rest(self) -> None:
+        """Nothing to give back."""
+
     async def update_weights(self, weights: Path, *, policy_version: int) -> None:
         self.policy_version = policy_version
 

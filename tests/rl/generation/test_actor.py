@@ -9,6 +9,7 @@ import pytest
 from launcher.schema.sampling import Sampling
 from rl.generation.actor import GenerationSettings, cpu_cache_bytes, vllm_arguments
 from rl.generation.engine import actor_variables
+from rl.generation.transfer import TransferTarget
 
 
 @pytest.fixture
@@ -54,22 +55,17 @@ def test_a_gpu_has_its_share_of_memory_and_graphs(settings):
     assert not any(argument.startswith("--kv-cache-memory-bytes") for argument in on_gpu)
 
 
-@pytest.mark.parametrize(
-    ("change", "transport"),
-    [
-        ({"device": "cpu"}, "files"),
-        ({"device": "cuda", "shares_gpus": True}, "ipc"),
-        ({"device": "cuda"}, "nccl"),
-        ({"device": "cuda", "lora_rank": 16}, "files"),
-    ],
-)
-def test_whole_models_go_from_gpu_to_gpu(settings, change, transport):
-    changed = replace(settings, **change)
-    assert changed.weight_transport == transport
-    expected = [] if transport == "files" else [f'--weight-transfer-config={{"backend": "{transport}"}}']
-    assert [a for a in vllm_arguments(changed) if a.startswith("--weight-transfer")] == expected
+@pytest.mark.parametrize("backend", ["ipc", "nccl"])
+def test_whole_models_go_from_gpu_to_gpu(settings, backend):
+    target = TransferTarget(actor_name="vllm-1", backend=backend, num_workers=1, port=1)
+    changed = replace(settings, device="cuda", shares_gpus=backend == "ipc", transfer=target)
+    assert f'--weight-transfer-config={{"backend": "{backend}"}}' in vllm_arguments(changed)
     assert ("--enable-sleep-mode" in vllm_arguments(changed)) == changed.shares_gpus
-    assert ("VLLM_ALLOW_INSECURE_SERIALIZATION" in actor_variables(changed)) == (transport == "ipc")
+    assert ("VLLM_ALLOW_INSECURE_SERIALIZATION" in actor_variables(changed)) == (backend == "ipc")
+
+
+def test_files_need_no_transfer_engine(settings):
+    assert not any(argument.startswith("--weight-transfer") for argument in vllm_arguments(settings))
 
 
 def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_knows(settings):
