@@ -105,7 +105,7 @@ def loop_settings(job: JobConfig, plan: RunPlan, *, hidden_size: int) -> LoopSet
 
 
 def weight_transfer(plan: RunPlan, gpus: GpuLayout) -> TransferTarget | None:
-    """How weights reach the sampler without files: whole models between GPUs; adapters are small, a CPU needs no help."""
+    """How whole models go from GPU to GPU; None where weights go through files: adapters, and all on a CPU."""
     if not gpus.sampler or plan.lora is not None:
         return None
     return transfer_target(shares_gpus=gpus.shared, num_workers=len(gpus.sampler))

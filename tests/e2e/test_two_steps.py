@@ -1,6 +1,7 @@
 """Two steps of the demo with the real model, vLLM and NeMo Gym, in this process so that every part can be looked at."""
 
 import asyncio
+import io
 import json
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def two_steps(
         checked = check_job(OVERRIDES)
         job, plan = checked.resolved.job, checked.require_valid()
         run = make_run_directory(path / "run")
-        display = PlainDisplay((path / "output").open("w"))
+        display = PlainDisplay(io.StringIO())
         gym = gym_settings(job, package=DEMO, cache=cache_folder())
         servers = await LiveSource.start_servers(vllm, demo_generation, gym, log_folder=run.logs, display=display)
         source = LiveSource(vllm, servers, gym=gym, generation=demo_generation)
