@@ -88,9 +88,19 @@ class Run:
             return False
 
     def left_behind(self) -> list[str]:
-        return [f"process {pid} {command}" for pid, command in self.processes().items()] + sorted(
-            map(str, temporary_folders() - self.before)
+        """What outlived the run: its processes, and temporary folders that no other run on this machine uses."""
+        others = b"\n".join(
+            _readable(entry, name) for entry in Path("/proc").glob("[0-9]*") for name in ("cmdline", "environ")
         )
+        folders = [folder for folder in temporary_folders() - self.before if str(folder).encode() not in others]
+        return [f"process {pid} {command}" for pid, command in self.processes().items()] + sorted(map(str, folders))
+
+
+def _readable(entry: Path, name: str) -> bytes:
+    try:
+        return (entry / name).read_bytes()
+    except OSError:
+        return b""
 
 
 def temporary_folders() -> set[Path]:
