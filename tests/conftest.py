@@ -4,10 +4,11 @@ Files of expected text stand under tests/golden and are rewritten with ``--golde
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from launcher.schema.sampling import Sampling
@@ -101,3 +102,33 @@ def vllm(runner, start_vllm, demo_generation, tmp_path_factory):
     engine = start_vllm(demo_generation, tmp_path_factory.mktemp("vllm"))
     yield engine
     runner.run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., list[tuple[int, Any]]]:
+    """Chat completions as Gym asks for them, all at once: ``ask(engine, *requests) -> [(status, answer), ...]``."""
+
+    async def post(session: aiohttp.ClientSession, engine: Any, request: dict[str, Any]) -> tuple[int, Any]:
+        body = {"model": engine.model_name, "logprobs": True, "return_tokens_as_token_ids": True} | request
+        async with session.post(f"{engine.base_url}/chat/completions", json=body) as response:
+            return response.status, await response.json()
+
+    async def post_all(engine: Any, requests: Sequence[dict[str, Any]], key: str) -> list[tuple[int, Any]]:
+        headers, timeout = {"Authorization": f"Bearer {key}"}, aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            return await asyncio.gather(*(post(session, engine, request) for request in requests))
+
+    return lambda engine, *requests, key=None: asyncio.run(post_all(engine, requests, key or engine.api_key))
+
+
+@pytest.fixture(scope="session")
+def prompt_logprobs(ask: Callable[..., list[tuple[int, Any]]]) -> Callable[[Any], list[float]]:
+    """Log-probabilities of a fixed prompt under an engine's weights; tells sets of weights apart."""
+
+    def of(engine: Any) -> list[float]:
+        request = {"messages": [{"role": "user", "content": "The sky is blue."}], "max_tokens": 1, "prompt_logprobs": 0}
+        [(status, answer)] = ask(engine, request)
+        assert status == 200, answer
+        return [next(iter(entry.values()))["logprob"] for entry in answer["prompt_logprobs"][1:]]
+
+    return of

@@ -15,27 +15,11 @@ from rl.generation.weights import weights_folder, write_weights
 pytestmark = pytest.mark.e2e
 
 
-def ask(engine, *requests: dict[str, Any], key: str | None = None) -> list[tuple[int, Any]]:
-    """All requests at once: (status, answer) of each."""
-
-    async def post(session: aiohttp.ClientSession, request: dict[str, Any]) -> tuple[int, Any]:
-        body = {"model": engine.model_name, "logprobs": True, "return_tokens_as_token_ids": True} | request
-        async with session.post(f"{engine.base_url}/chat/completions", json=body) as response:
-            return response.status, await response.json()
-
-    async def all_of_them() -> list[tuple[int, Any]]:
-        headers = {"Authorization": f"Bearer {key or engine.api_key}"}
-        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(120)) as session:
-            return await asyncio.gather(*(post(session, request) for request in requests))
-
-    return asyncio.run(all_of_them())
-
-
 def message(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def test_a_call_brings_its_tokens_and_is_on_record(vllm, demo_model_folder):
+def test_a_call_brings_its_tokens_and_is_on_record(vllm, ask, demo_model_folder):
     [(status, answer)] = ask(vllm, message("Name a colour.") | {"max_tokens": 8})
     assert status == 200
     [choice] = answer["choices"]
@@ -54,14 +38,14 @@ def test_a_call_brings_its_tokens_and_is_on_record(vllm, demo_model_folder):
     )
 
 
-def test_other_sampling_and_other_keys_are_refused_by_the_running_server(vllm):
+def test_other_sampling_and_other_keys_are_refused_by_the_running_server(vllm, ask):
     [(status, answer)] = ask(vllm, message("Hi") | {"temperature": 0.5})
     assert status == 400
     assert "temperature is 0.5, the run's is 1.0" in answer["error"]["message"]
     assert ask(vllm, message("Hi"), key="guess")[0][0] == 401
 
 
-def test_the_length_of_prompt_and_response_together_is_bounded(vllm):
+def test_the_length_of_prompt_and_response_together_is_bounded(vllm, ask):
     fits, too_long = ask(vllm, message("word " * 200), message("word " * 400))
     assert fits[0] == 200
     [choice] = fits[1]["choices"]
@@ -72,7 +56,7 @@ def test_the_length_of_prompt_and_response_together_is_bounded(vllm):
     assert "context length" in too_long[1]["error"]["message"]
 
 
-def test_a_later_turn_continues_the_tokens_of_the_turns_before(vllm):
+def test_a_later_turn_continues_the_tokens_of_the_turns_before(vllm, ask):
     first = message("Say one word.") | {"max_tokens": 4}
     [(_, answer)] = ask(vllm, first)
     said = answer["choices"][0]["message"]
@@ -83,14 +67,7 @@ def test_a_later_turn_continues_the_tokens_of_the_turns_before(vllm):
     assert prompt[: len(said["prompt_token_ids"])] == said["prompt_token_ids"]
 
 
-def prompt_logprobs(engine) -> list[float]:
-    """Log-probabilities of a fixed prompt under the engine's weights."""
-    [(status, answer)] = ask(engine, message("The sky is blue.") | {"max_tokens": 1, "prompt_logprobs": 0})
-    assert status == 200
-    return [next(iter(entry.values()))["logprob"] for entry in answer["prompt_logprobs"][1:]]
-
-
-def test_new_weights_sample_and_old_ones_come_back(vllm, runner, demo_model_folder, tmp_path):
+def test_new_weights_sample_and_old_ones_come_back(vllm, runner, ask, prompt_logprobs, demo_model_folder, tmp_path):
     from safetensors.torch import load_file
 
     before = prompt_logprobs(vllm)
@@ -108,7 +85,7 @@ def test_new_weights_sample_and_old_ones_come_back(vllm, runner, demo_model_fold
     assert prompt_logprobs(vllm) == pytest.approx(before, abs=1e-6)
 
 
-def test_a_call_that_outlives_its_rollout_is_aborted_by_new_weights(vllm, runner, demo_model_folder):
+def test_a_call_that_outlives_its_rollout_is_aborted_by_new_weights(vllm, runner, ask, demo_model_folder):
     async def sync_while_sampling() -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {vllm.api_key}"}
         body = {"model": vllm.model_name, "return_tokens_as_token_ids": True, "logprobs": True}
