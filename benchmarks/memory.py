@@ -145,7 +145,8 @@ def measured_peak(case: Case) -> int:
     ]  # fmt: skip
     units = [[Unit(samples=(n,), num_prompt_tokens=case.prompt, num_tokens=case.width)] for n in range(case.rows)]
     batch = RankBatch(
-        trained=(micro_batch(units, samples, width=case.width),) * case.num_micro_batches, scored=(), num_tokens=case.rows * trained * case.num_micro_batches,
+        trained=(micro_batch(units, samples, width=case.width),) * case.num_micro_batches, scored=(),
+        num_tokens=case.rows * trained * case.num_micro_batches,
         advantages=np.ones(case.rows, np.float32), previous_logprobs=None, data_parallel_size=1,
     )  # fmt: skip
     loss = LossSettings(

@@ -17,7 +17,7 @@ from launcher.schema.training import LoraConfig, TrainingConfig
 
 LIBRARIES_BYTES = {"cpu": 850 * 2**20, "cuda": 1500 * 2**20}
 """torch, transformers and Ray in a process without a model; on a GPU the CUDA context and the libraries' workspaces."""
-HELD_PER_TOKEN = {"one": 25, "several": 50}
+HELD_BY_ONE, HELD_BY_SEVERAL, HELD_BY_SEVERAL_CHECKPOINTED = 25, 50, 36
 """On a CPU: bytes per token, layer and hidden unit that the C allocator holds on to, freed in between and too scattered
 to be used again; more when a step has several micro-batches, whose activations come and go around the gradients."""
 LOGIT_ELEMENTS = 256 * 2**20
@@ -131,8 +131,7 @@ def memory_estimate(job: JobConfig, model: ModelFacts, device: Literal["cpu", "c
         "logits": logits + 4 * sizes.vocabulary * sizes.hidden,  # and the gradient of the output head
     }
     if device == "cpu":
-        held = HELD_PER_TOKEN["several" if several else "one"]
-        forward["activations"] += held * sizes.hidden * sizes.layers * tokens
+        forward["activations"] += _held(training, several=several) * sizes.hidden * sizes.layers * tokens
     if several:
         forward["gradients"] = gradients  # of the micro-batches before
     backward: dict[Term, int] = {"gradients": gradients, "logits": 8 * sizes.vocabulary * sizes.hidden}
@@ -155,6 +154,12 @@ def activation_bytes(training: TrainingConfig, sizes: Architecture, tokens: int,
     if training.activation_checkpointing:
         return tokens * (4 * sizes.hidden * sizes.layers + per_token)
     return tokens * per_token * sizes.layers
+
+
+def _held(training: TrainingConfig, *, several: bool) -> int:
+    if not several:
+        return HELD_BY_ONE
+    return HELD_BY_SEVERAL_CHECKPOINTED if training.activation_checkpointing else HELD_BY_SEVERAL
 
 
 def adapter_parameters(training: TrainingConfig, model: ModelFacts) -> int:
