@@ -4,7 +4,7 @@ overrides, job JSON --(resolve)--> job --(FactReader)--> facts --(rules)--> prob
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.compile import compile_plan
@@ -69,7 +69,7 @@ class Checker:
         if not config_only:
             gathered = self.reader.gather(job, skip=draft.broken)
         facts = gathered.facts
-        rules = (_located(problem, draft.resolved) for problem in check_rules(job, facts, broken=draft.broken))
+        rules = map(draft.resolved.located, check_rules(job, facts, broken=draft.broken))
         problems = (*draft.problems, *rules, *gathered.problems)
         plan = None
         if facts.num_training_rows is not None and not has_errors(problems):
@@ -82,12 +82,6 @@ class Checker:
 def check_job(overrides: Sequence[str], *, job_json: Path | None = None, config_only: bool = False) -> Checked:
     """``Checker.check`` for a single job."""
     return Checker().check(overrides, job_json=job_json, config_only=config_only)
-
-
-def _located(problem: Problem, resolved: Resolved) -> Problem:
-    """A rule's problem with the file and line its key was set at."""
-    place = resolved.origin(problem.path).place
-    return replace(problem, message=f"{problem.message} ({place})") if place else problem
 
 
 def has_errors(problems: Iterable[Problem]) -> bool:

@@ -69,13 +69,6 @@ class TracedTree:
         parent[path[-1]] = value
         self._forget(path)
 
-    def origin(self, path: KeyPath) -> Origin:
-        """Origin of the value at ``path``, which may lie inside a value that was set as a whole."""
-        for length in range(len(path), 0, -1):
-            if (origin := self.origins.get(path[:length])) is not None:
-                return origin
-        return DEFAULT
-
     def _forget(self, path: KeyPath) -> None:
         stale = [known for known in self.origins if known[: len(path)] == path or path[: len(known)] == known]
         for known in stale:

@@ -5,13 +5,13 @@ defaults of the schema < groups < recipe < job JSON < command line          (lat
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.compile import DERIVED_SETTINGS
 from launcher.compose import Composer, Layer, job_part
-from launcher.interpolation import Interpolated, interpolate
+from launcher.interpolation import interpolate
 from launcher.job_json import read_job_json
 from launcher.origins import DEFAULT, Origin, TracedTree, dotted, leaves, value_at
 from launcher.overrides import parse_overrides
@@ -19,7 +19,7 @@ from launcher.paths import RECIPE, config_roots
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, Problem
-from launcher.validation import Validated, defaults, leaf_values, validate
+from launcher.validation import defaults, leaf_values, validate
 from launcher.yaml_files import KeyPath, YamlFile, read_yaml
 
 PATHS: tuple[KeyPath, ...] = (
@@ -52,8 +52,12 @@ class Resolved:
     def to_tree(self) -> dict[str, Any]:
         """Every setting as it is written down: ``${...}`` for environment variables, ``\\${`` for text that says so."""
         tree: dict[str, Any] = _escaped(self.job.model_dump(mode="json"))
+        for path in PATHS:
+            text = value_at(tree, path)
+            if isinstance(text, str) and _exists(Path(text)):
+                _put(tree, path, str(Path(text).absolute()))  # a run is continued from any working directory
         for path, text in self.references.items():
-            value_at(tree, path[:-1])[int(path[-1]) if path[-1].isdecimal() else path[-1]] = text
+            _put(tree, path, text)
         return tree
 
     def origin(self, key: str) -> Origin:
@@ -62,6 +66,11 @@ class Resolved:
         prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         return next((self.origins[prefix] for prefix in prefixes if prefix in self.origins), DEFAULT)
 
+    def located(self, problem: Problem) -> Problem:
+        """A problem with the file and line that its key was set at."""
+        place = self.origin(problem.path).place
+        return replace(problem, message=f"{problem.message} ({place})") if place else problem
+
     def origins_json(self, plan: RunPlan | None = None) -> str:
         """What a run directory keeps as ``origins.json``: where every setting came from.
 
@@ -69,9 +78,10 @@ class Resolved:
             plan: tells how settings that were left out are derived.
         """
         found = {key: str(self.origin(key)) for key, _ in leaf_values(self.job)}
-        for key, field in DERIVED_SETTINGS.items() if plan is not None else ():
-            if plan is not None and self.origin(key).kind == "default":
-                found[key] = f"derived: {plan.formulas[field]}"
+        formulas = plan.formulas if plan is not None else {}
+        for key, field in DERIVED_SETTINGS.items():
+            if field in formulas and self.origin(key).kind == "default":
+                found[key] = f"derived: {formulas[field]}"
         return json.dumps(found, indent=1)
 
 
@@ -157,32 +167,18 @@ def _lay(traced: TracedTree, layer: Layer) -> None:
 def _finish(traced: TracedTree, problems: list[Problem]) -> Draft:
     data = frozenset(path for path, origin in traced.origins.items() if origin.kind == "job")
     interpolated = interpolate(traced.tree, data=data)
-    for path in interpolated.failures:
-        traced.reset(path, None)
     validated = validate(interpolated.tree)
-    broken = validated.broken | {dotted(path) for path in interpolated.failures}
-    fields = _located(validated, interpolated, traced)
+    unresolved = {dotted(path): problem for path, problem in interpolated.failures.items()}
+    fields = [problem for problem in validated.problems if problem.path not in unresolved]
     if any(problem.code == "unknown-choice" for problem in problems):
         fields = [problem for problem in fields if problem.code != "missing-key"]  # the choice would have set it
-    found = [*problems, *interpolated.failures.values(), *fields]
     origins = {
         dotted(path): Origin(kind=origin.kind, where=origin.where, reference=interpolated.references.get(path))
         for path, origin in sorted(traced.origins.items())
     }
     resolved = Resolved(job=validated.job, references=interpolated.references, origins=origins)
-    return Draft(resolved=resolved, problems=tuple(found), broken=frozenset(broken))
-
-
-def _located(validated: Validated, interpolated: Interpolated, traced: TracedTree) -> list[Problem]:
-    """Field problems, each with the place its value came from; what an unresolved reference caused is left out."""
-    failed = {dotted(path) for path in interpolated.failures}
-    located = []
-    for problem in validated.problems:
-        origin = traced.origin(tuple(problem.path.split(".")))
-        if problem.path not in failed:
-            message = f"{problem.message} ({origin.place})" if origin.place else problem.message
-            located.append(Problem(code=problem.code, path=problem.path, message=message, fix=problem.fix))
-    return located
+    located = (resolved.located(problem) for problem in (*unresolved.values(), *fields))
+    return Draft(resolved=resolved, problems=(*problems, *located), broken=validated.broken | unresolved.keys())
 
 
 def _place(file: YamlFile, key: KeyPath, root: Path) -> str:
@@ -196,6 +192,11 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # a name that no file system can hold
         return False
+
+
+def _put(tree: Any, path: KeyPath, value: str) -> None:
+    parent = value_at(tree, path[:-1])
+    parent[int(path[-1]) if isinstance(parent, list) else path[-1]] = value
 
 
 def _escaped(value: Any) -> Any:

@@ -134,6 +134,12 @@ def test_paths_in_a_recipe_start_where_the_recipes_folder_lies(
     assert Path(job.environment.name).is_dir()
 
 
+def test_a_run_can_be_continued_from_another_working_directory(project: Project) -> None:
+    root = project({"rows/training.jsonl": ""})
+    text = resolve([*MINIMAL, "dataset=rows"]).to_yaml()
+    assert f"dataset: {root}/rows" in text
+
+
 def test_job_json_lies_over_groups_and_under_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({
