@@ -71,5 +71,7 @@ class Facts:
     model: ModelFacts | None = None
     environment: EnvironmentFacts | None = None
     device: DeviceFacts | None = None
+    has_no_cuda: bool = False
+    """A GPU was asked for and none can be seen here."""
     unreachable: tuple[Problem, ...] = ()
     """References that lead nowhere, or to the wrong thing."""

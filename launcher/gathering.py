@@ -78,6 +78,7 @@ class FactReader:
             rows = self._once(_read_rows, job.dataset, environment.value.expected if environment.value else None)
         if not {"model", "model.name"} & skip:
             model = self._once(_read_model, job.model.name)
+        device = self._once(find_device, job.cluster.device)
         everything: tuple[_Read[Any], ...] = (model, rows, environment)
         facts = Facts(
             num_training_rows=rows.value.training if rows.value else None,
@@ -85,7 +86,8 @@ class FactReader:
             num_rows_with_tools=rows.value.with_tools if rows.value else None,
             model=model.value,
             environment=environment.value.facts if environment.value else None,
-            device=self._once(find_device, job.cluster.device),
+            device=device,
+            has_no_cuda=device is None,
             unreachable=tuple(problem for read in everything for problem in read.unreachable),
         )
         return Gathered(facts=facts, problems=tuple(problem for read in everything for problem in read.problems))

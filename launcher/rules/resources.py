@@ -56,6 +56,19 @@ def automodel_has_its_hardware(job: JobConfig, facts: Facts) -> Iterator[Finding
         )
 
 
+def device_is_here(job: JobConfig, facts: Facts) -> Iterator[Finding]:
+    """cluster.device=cuda needs a GPU on the machine that trains. Everything else can be checked without one, so this is
+    a warning.
+    """
+    if facts.has_no_cuda and job.engine.name == "local":
+        yield Finding(
+            path="cluster.device",
+            message="cuda is asked for, and this machine has no CUDA device",
+            fix="train on a machine with a GPU, or choose cluster=cpu",
+            severity="warning",
+        )
+
+
 def nemo_rl_takes_the_sampling(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     """On its Gym path NeMo RL refuses top_k and ignores max_rollout_turns."""
     if job.engine.name != "nemo_rl":

@@ -99,6 +99,8 @@ FACT_CASES: list[tuple[str, str, dict[str, Any], Facts, Facts, str]] = [
      Facts(environment=EnvironmentFacts(format="native-v1")), Facts(environment=EnvironmentFacts(format="wheels-v1")),
      "the package declares native-v1"),
     ("R25", T + "policy_backend", {}, Facts(device=AMPERE), Facts(device=HOPPER), "A100 is 8.0"),
+    ("R35", "cluster.device", {"cluster.device": "cuda"}, Facts(has_no_cuda=True), Facts(device=HOPPER),
+     "this machine has no CUDA device"),
     ("R28", "dataset", {}, Facts(num_training_rows=3), Facts(num_training_rows=4), "a step takes 4"),
     ("R31", "model.tool_call_parser", {}, Facts(num_rows_with_tools=2), Facts(num_rows_with_tools=0),
      "2 rows carry tools"),
