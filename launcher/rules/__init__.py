@@ -93,7 +93,8 @@ RULES: Final[tuple[Rule, ...]] = (
                 "sandbox.public_dns_allow", "sandbox.allow_internet")),
     Rule(code="R34", title="overrides name keys of the model's config", check=adapters.overrides_name_config_keys,
          reads=(_T + "hf_config_overrides", "model")),
-    Rule(code="R35", title="the device is here", check=resources.device_is_here, reads=("cluster.device", "engine.name")),
+    Rule(code="R35", title="the device is here", check=resources.device_is_here,
+         reads=("cluster.device", "engine.name")),
 )  # fmt: skip
 
 

@@ -57,8 +57,8 @@ def automodel_has_its_hardware(job: JobConfig, facts: Facts) -> Iterator[Finding
 
 
 def device_is_here(job: JobConfig, facts: Facts) -> Iterator[Finding]:
-    """cluster.device=cuda needs a GPU on the machine that trains. Everything else can be checked without one, so this is
-    a warning.
+    """cluster.device=cuda needs a GPU on the machine that trains. Everything else can be checked without one, so this
+    is a warning.
     """
     if facts.has_no_cuda and job.engine.name == "local":
         yield Finding(
