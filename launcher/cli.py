@@ -8,6 +8,7 @@ A subcommand is a module with ``SUMMARY: str``, ``add_arguments(parser)`` and ``
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"grpo: no command {name!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # else it reads the metadata of every installed package
     module = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(prog=f"grpo {name}", description=COMMANDS[name][1])
     module.add_arguments(parser)
