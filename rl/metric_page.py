@@ -8,8 +8,8 @@ _HEAD = """\
 Written by `make golden` from `rl/metric_table.py`; `grpo explain NAME` says the same of one.
 
 `metrics.jsonl` holds one object per step under these names. `train_` metrics are of the step's training rollouts,
-`val_` metrics of a validation pass, `performance/` of the machine. `*` stands for a statistic (mean, max, min, median, stddev,
-and percentiles where they are kept). A failed rollout is counted and belongs to no other metric; a metric that is
+`val_` metrics of a validation pass, `performance/` of the machine. `*` stands for a statistic (mean, max, min, median,
+stddev, and percentiles where they are kept). A failed rollout is counted and belongs to no other metric; a metric that is
 undefined in a step is left out of it.
 """
 

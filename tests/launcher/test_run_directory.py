@@ -50,5 +50,5 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_says_which_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LauncherError, match="engine.runs_dir"):
+    with pytest.raises(LauncherError, match=r"engine\.runs_dir"):
         create_run_directory(tmp_path / "file", "demo")
