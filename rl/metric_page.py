@@ -9,7 +9,7 @@ Written by `make golden` from `rl/metric_table.py`; `grpo explain NAME` says the
 
 `metrics.jsonl` holds one object per step under these names. `train_` metrics are of the step's training rollouts,
 `val_` metrics of a validation pass, `performance/` of the machine. `*` stands for a statistic (mean, max, min, median,
-stddev, and percentiles where they are kept). A failed rollout is counted and belongs to no other metric; a metric that is
+stddev, and percentiles where kept). A failed rollout is counted and belongs to no other metric; a metric that is
 undefined in a step is left out of it.
 """
 
