@@ -47,14 +47,14 @@ class Composer:
         from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
         from hydra._internal.sources_registry import SourcesRegistry
 
-        from launcher.hydra_source import RootSource
+        from launcher.hydra_source import DefaultsSource
 
         self.roots = tuple(roots)
         self.groups = group_choices(roots)
-        SourcesRegistry.instance().register(RootSource)
+        SourcesRegistry.instance().register(DefaultsSource)
         search_path = ConfigSearchPathImpl()
         for root in self.roots:
-            search_path.append("grpo", f"{RootSource.scheme()}://{root}")
+            search_path.append("grpo", f"{DefaultsSource.scheme()}://{root}")
         self._repository = ConfigRepository(search_path)
         self._layers: dict[tuple[str, ...], tuple[Layer, ...]] = {}
 
@@ -74,6 +74,7 @@ class Composer:
         from hydra._internal.defaults_list import create_defaults_list
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
 
         place = next((text for text in overrides if text.startswith(f"{RECIPE}=")), f"{GROUPS_FOLDER}/{_GROUPS}.yaml")
         try:
@@ -84,7 +85,7 @@ class Composer:
                 prepend_hydra=False,  # Hydra's own settings are no part of a job
                 skip_missing=False,
             ).defaults
-        except (HydraException, ValueError) as error:  # Hydra raises ValueError for a malformed defaults list
+        except (HydraException, OmegaConfBaseException, ValueError) as error:  # all of them for a malformed list
             fix = "fix the `defaults` list of the recipe or group that it names"
             message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
             raise LauncherError([_problem(place, message, fix)]) from None

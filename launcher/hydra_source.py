@@ -1,6 +1,8 @@
 """Our groups and recipes as Hydra sees them. Apart from ``launcher.compose`` so that only composing imports Hydra."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.object_type import ObjectType
@@ -24,8 +26,12 @@ class RootSource(FileConfigSource):
         if not file.is_file():
             raise ConfigLoadError(f"Config not found : {file}")
         header = self._get_header_dict(read_text(file)[:512])
-        config = OmegaConf.create(dict(read_cached(file).tree))
+        config = OmegaConf.create(self._part(read_cached(file).tree))
         return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
+
+    @staticmethod
+    def _part(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tree)
 
     def available(self) -> bool:
         return Path(self.path).is_dir()
@@ -47,3 +53,15 @@ class RootSource(FileConfigSource):
     def _folder(self, config_path: str) -> Path:
         group, _, rest = config_path.partition("/")
         return Path(self.path) / (RECIPES_FOLDER if group == RECIPE else f"{GROUPS_FOLDER}/{group}") / rest
+
+
+class DefaultsSource(RootSource):
+    """The same files without their values: all that Hydra needs to put them in order."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "grpo-defaults"
+
+    @staticmethod
+    def _part(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in tree.items() if key == "defaults"}

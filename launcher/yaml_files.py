@@ -4,11 +4,11 @@ One pass over parser events finds what a plain load hides or answers with a trac
 without end), and where each key stands.
 """
 
-import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -18,7 +18,28 @@ type KeyPath = tuple[str, ...]
 
 LARGEST_FILE_BYTES = 1_000_000
 DEEPEST_NESTING = 32
+MOST_NODES = 100_000
+"""Values of a file with its aliases written out."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML without libyaml has no CSafeLoader
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+
+class _ConfigLoader(_Loader):  # type: ignore[misc, valid-type]
+    """Reads scalars as Hydra does: ``1e-6`` is a number, a date is text. No other kinds of values, no tags for them."""
+
+    yaml_constructors: ClassVar = {
+        tag: build for tag, build in _Loader.yaml_constructors.items() if tag is None or tag in _PLAIN_TAGS
+    }
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in found if tag != _TAG + "timestamp"]
+        for first, found in _Loader.yaml_implicit_resolvers.items()
+    }
+
+
+_ConfigLoader.add_implicit_resolver(
+    _TAG + "float", re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"), list("-+0123456789.")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +66,11 @@ def read_yaml(path: Path) -> YamlFile:
     """
     text = read_text(path)
     lines = key_lines(text, path=path)
+    refuse_expanding_aliases(text, path=path)
     tree = _load(text, path)
     if tree is None:
         tree = {}
-    if not isinstance(tree, dict) or (tree and not lines):  # OmegaConf reads text as a key without value
+    if not isinstance(tree, dict):
         raise LauncherError([_problem(f"{path}:1", f"holds {_kind(tree)} where a mapping of keys belongs",
                                       "write `key: value` lines")])  # fmt: skip
     return YamlFile(path=path, tree=tree, lines=lines)
@@ -162,21 +184,47 @@ class _Open:
             self.here = (*self.prefix, str(self.index))
 
 
-def _load(text: str, path: Path) -> Any:
-    # OmegaConf's reader and not yaml.safe_load: it reads 1e-6 as a number, as every Hydra user expects.
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def refuse_expanding_aliases(text: str, *, path: Path) -> None:
+    """Add up what each anchor stands for, aliases inside it included, before anything is built.
 
+    Raises:
+        LauncherError: the values are more than ``MOST_NODES``, or an alias stands inside what it refers to.
+    """
+    sizes: dict[str | None, int] = {}
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
+
+    def add(size: int) -> None:
+        anchor, total = open_nodes[-1]
+        if total + size > MOST_NODES:
+            message = f"expands to more than {MOST_NODES:,} values through its aliases"
+            raise LauncherError([_problem(str(path), message, "write the values out, without anchors and aliases")])
+        open_nodes[-1] = (anchor, total + size)
+
+    for event in yaml.parse(text, Loader=_Loader):
+        match event:
+            case yaml.AliasEvent(anchor=anchor):
+                if any(anchor == around for around, _ in open_nodes):
+                    message = f"*{anchor} stands inside what it refers to"
+                    raise LauncherError([_problem(str(path), message, "write the values out")])
+                add(sizes.get(anchor, 1))
+            case yaml.ScalarEvent(anchor=anchor):
+                sizes[anchor] = 1
+                add(1)
+            case yaml.MappingStartEvent(anchor=anchor) | yaml.SequenceStartEvent(anchor=anchor):
+                open_nodes.append((anchor, 1))
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                anchor, total = open_nodes.pop()
+                sizes[anchor] = total
+                add(total)
+
+
+def _load(text: str, path: Path) -> Any:
     try:
-        loaded = OmegaConf.load(io.StringIO(text))
+        return yaml.load(text, Loader=_ConfigLoader)
     except yaml.YAMLError as error:
         raise LauncherError([syntax_problem(error, path)]) from None
-    except OSError:  # what OmegaConf raises for a top level that is neither mapping, list nor text
-        return text
-    except (OmegaConfBaseException, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise LauncherError([_problem(str(path), first, "use plain values and ${key} references")]) from None
-    return OmegaConf.to_container(loaded, resolve=False)
+    except ValueError:  # a whole number of thousands of digits
+        raise LauncherError([_problem(str(path), "holds a number too large to be meant", "shorten it")]) from None
 
 
 def _kind(value: object) -> str:

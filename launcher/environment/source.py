@@ -13,10 +13,8 @@ from launcher.filesets import FileSetStore
 from launcher.local_files import Listing, scan_tree
 from launcher.schema.filesets import FileSet
 from launcher.schema.problems import LauncherError, Problem
-from launcher.yaml_files import LARGEST_FILE_BYTES, KeyPath, key_lines, syntax_problem
+from launcher.yaml_files import LARGEST_FILE_BYTES, KeyPath, key_lines, refuse_expanding_aliases, syntax_problem
 
-MAX_YAML_NODES = 100_000
-"""Nodes of a file with its aliases written out."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML without libyaml has no CSafeLoader
 
 
@@ -94,7 +92,7 @@ def read_mapping(source: PackageSource, path: str) -> tuple[dict[str, Any], dict
         line = data.count(b"\n", 0, error.start) + 1
         raise _refused(f"{path}:{line}", "is not UTF-8", "save the file as UTF-8") from None
     lines = key_lines(text, path=Path(path))
-    _refuse_expanding_aliases(text, path)
+    refuse_expanding_aliases(text, path=Path(path))
     try:
         tree = yaml.load(io.StringIO(text), Loader=_Loader)
     except yaml.YAMLError as error:
@@ -105,33 +103,6 @@ def read_mapping(source: PackageSource, path: str) -> tuple[dict[str, Any], dict
         found = "nothing" if tree is None else "a list" if isinstance(tree, list) else "a single value"
         raise _refused(f"{path}:1", f"holds {found} where a mapping of keys belongs", "write `key: value` lines")
     return tree, lines
-
-
-def _refuse_expanding_aliases(text: str, path: str) -> None:
-    """Add up what each anchor stands for, aliases inside it included, before anything is built."""
-    sizes: dict[str | None, int] = {}
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]
-
-    def add(size: int) -> None:
-        anchor, total = open_nodes[-1]
-        if total + size > MAX_YAML_NODES:
-            message = f"expands to more than {MAX_YAML_NODES:,} values through its aliases"
-            raise _refused(path, message, "write the values out, without anchors and aliases")
-        open_nodes[-1] = (anchor, total + size)
-
-    for event in yaml.parse(text, Loader=_Loader):
-        match event:
-            case yaml.AliasEvent(anchor=anchor):
-                add(sizes.get(anchor, 1))
-            case yaml.ScalarEvent(anchor=anchor):
-                sizes[anchor] = 1
-                add(1)
-            case yaml.MappingStartEvent(anchor=anchor) | yaml.SequenceStartEvent(anchor=anchor):
-                open_nodes.append((anchor, 1))
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                anchor, total = open_nodes.pop()
-                sizes[anchor] = total
-                add(total)
 
 
 def _refused(path: str, message: str, fix: str) -> LauncherError:

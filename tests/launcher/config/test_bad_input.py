@@ -33,10 +33,16 @@ def problems_of(overrides: list[str], job_json: Path | None = None) -> list[Prob
         ("training: !!python/object:os.system {}\n", "recipes/r.yaml:5", "not valid YAML"),
         ("x: *nowhere\n", "recipes/r.yaml:5", "not valid YAML"),
         ("name: a\0b\n", "recipes/r.yaml", "not valid YAML"),
+        ("a: &a [*a]\n", "recipes/r.yaml", "*a stands inside what it refers to"),
+        ("a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+            f"{x}: &{x} [{', '.join(['*' + y] * 9)}]\n" for x, y in zip("bcdefgh", "abcdefg", strict=True)),
+         "recipes/r.yaml", "expands to more than 100,000 values"),
+        ("name: !!timestamp 2024-01-01\n", "recipes/r.yaml:5", "not valid YAML"),
+        ("x: 1" + "0" * 5000 + "\n", "recipes/r.yaml", "number too large"),
         ("x: " + "a" * 1_100_000, "recipes/r.yaml", "larger than 1,000,000 bytes"),
     ],
     ids=["open flow", "tab", "duplicate key", "not UTF-8", "deep", "list as key", "python tag", "no anchor", "NUL",
-         "huge"],
+         "alias of itself", "aliases of aliases", "other tag", "long number", "huge"],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_read(project: Project, body: str, place: str, words: str) -> None:
     root = project({"recipes/r.yaml": HEAD + body})
