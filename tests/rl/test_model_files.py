@@ -1,11 +1,18 @@
 """Model references: what each kind gives, what each fault says."""
 
+import http.server
 import importlib.metadata
 import json
+import os
 import shutil
+import subprocess
 import sys
+import threading
 from collections import namedtuple
+from collections.abc import Iterator
+from hashlib import sha1
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -85,13 +92,100 @@ def test_unusable_references_say_why(tmp_path, reference, said):
     assert said in refusal(reference, tmp_path)
 
 
-def test_a_hub_that_cannot_be_reached_is_no_traceback(tmp_path, monkeypatch):
-    from huggingface_hub import constants
+class Hub(http.server.ThreadingHTTPServer):
+    """A hub with one repository, org/tiny, and files that must not be fetched."""
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = refusal("hf://nobody/no-such-model-of-ours", tmp_path)
-    assert "cannot be fetched" in said
-    assert "HF_HUB_OFFLINE" in said
+    files: ClassVar = {
+        "config.json": b"{}",
+        "tokenizer.json": b"{ }",
+        "model.safetensors": b"weights",
+        "pytorch_model.bin": b"the same once more",
+        "onnx/model.safetensors": b"and again",
+    }
+    commit = "a" * 40
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubRequest)
+        self.fetched: list[str] = []
+
+
+class HubRequest(http.server.BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        headers = {}
+        if self.path.startswith("/api/models/org/tiny/revision/"):
+            body = json.dumps({"id": "org/tiny", "sha": Hub.commit}).encode()
+        elif self.path.startswith("/api/models/org/tiny/tree/"):
+            tree = [
+                {"type": "file", "path": n, "size": len(b), "oid": sha1(b).hexdigest()} for n, b in Hub.files.items()
+            ]
+            body = json.dumps(tree).encode()
+        elif self.path.startswith("/org/tiny/resolve/"):
+            name = self.path.split("/", 5)[5]
+            body = Hub.files[name]
+            headers = {"ETag": f'"{sha1(body).hexdigest()}"', "X-Repo-Commit": Hub.commit}
+            if with_body:
+                self.server.fetched.append(name)
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+            return
+        self.send_response(200)
+        for key, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quietly."""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever)
+        thread.start()
+        yield hub
+        hub.shutdown()
+        thread.join()
+
+
+def from_hub(reference: str, folder: Path, *, port: int) -> list[str]:
+    """What a process of its own prints (the address is read at import): progress, then the folder or the error."""
+    script = (
+        "import pathlib, sys; from rl.model_files import *\n"
+        "try: print(model_folder(sys.argv[1], cache=pathlib.Path(sys.argv[2]), on_progress=print))\n"
+        "except LauncherError as error: print(error)"
+    )
+    variables = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(folder), "HF_HUB_OFFLINE": "0"}
+    variables |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-c", script, reference, str(folder)],
+        env=variables, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_model_of_a_hub_is_fetched_once(hub, tmp_path):
+    progress, folder = from_hub("hf://org/tiny", tmp_path, port=hub.server_port)
+    assert progress == "downloading org/tiny, 0 MiB"
+    assert sorted(hub.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert from_hub("hf://org/tiny", tmp_path, port=1) == [folder]  # nobody answers there
+
+
+def test_models_that_a_hub_does_not_give_are_told_apart(hub, tmp_path):
+    assert "is not there, or closed to this account" in from_hub("hf://org/none", tmp_path, port=hub.server_port)[0]
+    assert "cannot be fetched and is not in" in from_hub("hf://org/none", tmp_path, port=1)[0]
 
 
 def test_a_full_disk_is_told_before_converting(tmp_path, monkeypatch):
