@@ -24,7 +24,6 @@ LARGEST_CPU_CACHE_BYTES = 4 * 2**30
 CPU_BLOCK_TOKENS = 32
 """Prefixes are shared in whole blocks; vLLM's default on a CPU, 128, is longer than many prompts."""
 BACKLOG = 2048
-SHUTDOWN_TIMEOUT_S = 2.0
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Bounds on an adapter's rank that vLLM knows."""
 
@@ -226,10 +225,6 @@ class VllmActor:
         if self._serving.done():
             self._serving.result()
             raise RuntimeError("vLLM's server has ended")
-
-    async def stop(self) -> None:
-        """End the engine's processes in order."""
-        self._engine.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
 
 
 def vllm_arguments(settings: GenerationSettings) -> list[str]:

@@ -9,14 +9,12 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from gym_bridge.types import CallRecord
 from launcher.schema.problems import RunFailed
@@ -24,6 +22,7 @@ from rl.actor_output import last_words
 from rl.generation.actor import SERVED_NAME, GenerationSettings, VllmActor
 from rl.generation.call_log import CallLogReader
 from rl.gpus import gpu_variables
+from rl.process_group import end_process_group, is_alive
 
 START_TIMEOUT_S = 600.0
 """Bound on each phase of a start."""
@@ -133,15 +132,10 @@ class VllmEngine:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def close(self) -> None:
-        """End vLLM and all its processes; bounded."""
-        with suppress(TimeoutError, RayError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                if len(self.pids) > 1:  # it has an engine to end
-                    await self._actor.stop.remote()
+        """End vLLM and all its processes at once; bounded."""
         ray.kill(self._actor)
         if "actor" in self.pids:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pids["actor"], signal.SIGKILL)
+            await end_process_group(self.pids["actor"], timeout_s=STOP_TIMEOUT_S)
         self._calls.close()
 
     async def __aenter__(self) -> Self:
@@ -163,7 +157,7 @@ class VllmEngine:
             raise self._failure(f"vLLM failed: {_first_line(error.cause)}") from None
 
     def _failure(self, what: str) -> RunFailed:
-        gone = [f"{name} (pid {pid})" for name, pid in self.pids.items() if not _is_alive(pid)]
+        gone = [f"{name} (pid {pid})" for name, pid in self.pids.items() if not is_alive(pid)]
         gone_words = f"; gone: {', '.join(gone)}" if gone else ""
         return RunFailed(f"{what}{gone_words}\n{last_words(self._log_file)}")
 
@@ -184,12 +178,3 @@ def actor_variables(settings: GenerationSettings) -> dict[str, str]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _is_alive(pid: int) -> bool:
-    """False also for a process that has ended and waits for its parent to notice."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

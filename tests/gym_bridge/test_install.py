@@ -80,8 +80,9 @@ def test_cancelling_an_installation_leaves_no_process_and_no_folder(
             gym_environment(gym_version("0.4.0"), cache=tmp_path, timeout_s=600, on_progress=lambda _: started.set())
         )
         await started.wait()
-        await asyncio.sleep(1)
-        assert session_processes(-1, mark=f"UV_TEST={tmp_path}")
+        while not session_processes(-1, mark=f"UV_TEST={tmp_path}"):  # uv is about to start, or between two calls
+            assert not task.done()
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

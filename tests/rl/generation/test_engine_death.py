@@ -14,29 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from launcher.schema.problems import RunFailed
 from rl.generation.weights import write_weights
+from rl.process_group import group_members
 
 pytestmark = pytest.mark.e2e
 
 
-def group_of(leader: int) -> list[int]:
-    """Living processes of a process group."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name_and_rest = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if name_and_rest[0] not in "ZX" and int(name_and_rest[2]) == leader:
-            members.append(int(stat.parent.name))
-    return members
-
-
-def wait_until_gone(leader: int, *, within_s: float) -> float:
+def close(runner, engine) -> None:
+    """End an engine; nothing of it is left."""
     started = time.monotonic()
-    while members := group_of(leader):
-        assert time.monotonic() - started < within_s, f"still there after {within_s} s: {members}"
-        time.sleep(0.1)
-    return time.monotonic() - started
+    runner.run(engine.close())
+    assert time.monotonic() - started < 15
+    assert group_members(engine.pids["actor"]) == []
 
 
 @pytest.fixture(scope="module")
@@ -92,27 +80,24 @@ def test_a_killed_engine_is_told_with_its_last_output(doomed, runner, tmp_path):
         runner.run(asyncio.wait_for(doomed.watch(), 15))
     assert "its last output" in str(told.value)
     assert time.monotonic() - killed < 15
-    runner.run(doomed.close())
-    wait_until_gone(doomed.pids["actor"], within_s=15)
+    close(runner, doomed)
 
 
 def test_closing_while_vllm_starts_leaves_nothing(runner, demo_generation, scratch, tmp_path):
     from rl.generation.engine import VllmEngine
 
-    shared_memory = set(os.listdir("/dev/shm"))
-
-    async def give_up_while_loading() -> int:
+    async def launch_and_begin_to_load() -> VllmEngine:
         loading = asyncio.Event()
         engine = await VllmEngine.launch(demo_generation, log_folder=tmp_path, scratch=scratch)
         load = asyncio.create_task(engine.load(lambda phase: loading.set() if phase == "loading the model" else None))
         await loading.wait()
         await asyncio.sleep(3)  # the engine's own process is starting now
         load.cancel()
-        await engine.close()
-        return engine.pids["actor"]
+        return engine
 
-    wait_until_gone(runner.run(give_up_while_loading()), within_s=15)
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    engine = runner.run(launch_and_begin_to_load())
+    assert len(group_members(engine.pids["actor"])) > 1
+    close(runner, engine)
 
 
 def test_a_killed_actor_is_told_and_takes_its_children_along(runner, demo_generation, start_vllm, tmp_path):
@@ -123,5 +108,4 @@ def test_a_killed_actor_is_told_and_takes_its_children_along(runner, demo_genera
     os.kill(engine.pids["actor"], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"the vLLM actor died; gone: actor"):
         runner.run(asyncio.wait_for(engine.watch(), 15))
-    runner.run(engine.close())
-    wait_until_gone(engine.pids["actor"], within_s=15)
+    close(runner, engine)

@@ -1,0 +1,54 @@
+"""Ending a process with all that it started."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rl.process_group import end_process_group, group_members, is_alive
+
+PARENT = """
+import multiprocessing, time
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    lock = spawn.Lock()  # starts a resource tracker, and leaves a name in shared memory until that removes it
+    children = [spawn.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+    [child.start() for child in children]
+    print(lock._semlock.name, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_children_go_along_and_shared_memory_is_cleaned(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        assert parent.stdout is not None
+        name = parent.stdout.readline().strip()
+        assert Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
+        assert len(group_members(parent.pid)) == 4  # itself, its tracker, its children
+        started = time.monotonic()
+        asyncio.run(end_process_group(parent.pid, timeout_s=10))
+        assert time.monotonic() - started < 5
+    assert group_members(parent.pid) == []
+    assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
+
+
+def test_a_group_that_is_gone_costs_nothing():
+    process = subprocess.Popen(["true"], start_new_session=True)
+    process.wait()
+    asyncio.run(end_process_group(process.pid, timeout_s=10))
+    assert not is_alive(process.pid)
+
+
+def test_a_process_nobody_has_waited_for_is_not_alive():
+    process = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 10
+    while is_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert Path(f"/proc/{process.pid}").exists()
+    assert not is_alive(process.pid)
+    process.wait()
