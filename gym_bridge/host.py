@@ -5,7 +5,8 @@ It runs under Gym's Python, imports only the standard library and nemo_gym, and 
 
     launcher --stdin-->  {"config", "agent_settings", "package", "log_folder"}  then {"environments"}
                          end of file: stop
-    launcher <--pipe--   {"event": "servers"} or {"event": "refused"}, then "started", "waiting", "ready", "died"
+    launcher <--pipe--   {"event": "servers"} or {"event": "refused"}, then "started", "waiting", "ready", "died";
+                         "doing" says in between what takes time
 
 Servers are started here and not by Gym's RunHelper. That one starts each through a shell, which shows the policy's API
 key in the process list and outlives its server; it looks every three seconds, and all servers share one log. What a
@@ -33,6 +34,8 @@ from typing import Any, TextIO
 POLL_S = 0.1
 GRACE_S = 2.0
 RAY_OBJECT_STORE_BYTES = 80 * 2**20
+RAY_PORT_VARIABLE = "RAY_GCS_SERVER_PORT"
+"""Read by ``ray.init`` alone, which has no argument for it."""
 
 # Runs before a server: asks the kernel to kill the server when this process dies, whatever it died of.
 TIED_TO_HOST = """
@@ -73,7 +76,7 @@ def main(report_descriptor: int) -> None:
     try:
         if (wish := wishes.get()) is None:
             return
-        config = parsed_config(wish["config"])
+        config = parsed_config(wish["config"], reports)
         apply_settings(config, wish["agent_settings"])
         package = Path(wish["package"])
         plans = planned_servers(config, package)
@@ -82,8 +85,10 @@ def main(report_descriptor: int) -> None:
         if (environments := wishes.get()) is None:
             return
         check_ports(plans, head_port=config.head_server.port)
-        start_ray_and_head(config)
+        address_ray(config)
         start_servers(servers, plans, environments["environments"], config, package, Path(wish["log_folder"]))
+        report(reports, event="doing", what="starting Gym's Ray while the servers import")
+        start_ray_and_head(config)
         report(reports, event="started", silent=list(servers))
         watch(servers, plans, wishes, reports)
     except Refused as refusal:
@@ -110,13 +115,15 @@ def report(reports: TextIO, **fields: object) -> None:
         reports.write(json.dumps(fields) + "\n")
 
 
-def parsed_config(values: dict[str, Any]) -> Any:
+def parsed_config(values: dict[str, Any], reports: TextIO) -> Any:
     """Gym's own reading of the package's YAML with our values over it; touches no process and no network."""
+    report(reports, event="doing", what="importing NeMo Gym")
     from nemo_gym.config_types import AlmostServerError, ConfigError
     from nemo_gym.global_config import GlobalConfigDictParser, GlobalConfigDictParserConfig, get_global_config_dict
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
+    report(reports, event="doing", what="reading the package's config")
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -216,17 +223,29 @@ def check_ports(plans: list[Plan], *, head_port: int) -> None:
                 raise Refused(f"{name} cannot listen on {host}:{port}: {error.strerror}") from None
 
 
+def address_ray(config: Any) -> None:
+    """Write into the config where Gym's Ray will be, so that the servers can import meanwhile; they wait for it."""
+    from omegaconf import open_dict
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ[RAY_PORT_VARIABLE] = str(port)
+    with open_dict(config):
+        config["ray_head_node_address"] = f"127.0.0.1:{port}"
+
+
 def start_ray_and_head(config: Any) -> None:
     import ray
     from nemo_gym.server_utils import HeadServer
-    from omegaconf import open_dict
 
     ray.init(
         include_dashboard=False, num_gpus=0, object_store_memory=RAY_OBJECT_STORE_BYTES, log_to_driver=False,
         _node_ip_address="127.0.0.1", _temp_dir=os.getcwd(),
     )  # fmt: skip
-    with open_dict(config):
-        config["ray_head_node_address"] = ray.get_runtime_context().gcs_address
+    address = ray.get_runtime_context().gcs_address
+    if address.rpartition(":")[2] != os.environ[RAY_PORT_VARIABLE]:
+        raise Refused(f"Gym's Ray listens on {address}, the servers expect it on {config['ray_head_node_address']}")
     HeadServer.run_webserver()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from gym_bridge.install import GymEnvironment
+from gym_bridge.once import OnProgress
 from gym_bridge.session import kill_session
 from gym_bridge.variables import gym_variables
 from launcher.schema.problems import RunFailed
@@ -41,6 +42,7 @@ class HostProcess:
         work: Path,
         mark: str,
         logs: Path,
+        on_progress: OnProgress,
     ):
         self.work = work
         self._process = process
@@ -48,11 +50,14 @@ class HostProcess:
         self._pipe = pipe
         self._mark = mark
         self._logs = logs
+        self._on_progress = on_progress
         self._silent: Sequence[str] = ()  # servers that do not answer yet
         self._ending: asyncio.Task[None] | None = None
 
     @classmethod
-    async def spawn(cls, gym: GymEnvironment, *, log_folder: Path, pass_variables: Sequence[str]) -> Self:
+    async def spawn(
+        cls, gym: GymEnvironment, *, log_folder: Path, pass_variables: Sequence[str], on_progress: OnProgress
+    ) -> Self:
         log_folder.mkdir(parents=True, exist_ok=True)
         mark = f"GRPO_GYM_RUN={secrets.token_hex(8)}"
         work = _short_temporary_folder()
@@ -78,7 +83,7 @@ class HostProcess:
             raise
         finally:
             os.close(write_end)
-        return cls(process, reports, pipe, work=work, mark=mark, logs=log_folder)
+        return cls(process, reports, pipe, work=work, mark=mark, logs=log_folder, on_progress=on_progress)
 
     @property
     def pid(self) -> int:
@@ -141,7 +146,11 @@ class HostProcess:
             name = report["server"]
             how = _how(report["status"])
             raise RunFailed(f"NeMo Gym server {name} (pid {report['pid']}) {how}\n{self._last_output(name)}")
-        self._silent = report.get("silent", self._silent)
+        if report["event"] == "doing":
+            self._on_progress(report["what"])
+        if "silent" in report:
+            self._silent = report["silent"]
+            self._on_progress(f"waiting for {', '.join(self._silent)}" if self._silent else "all servers answer")
         return report
 
     def _last_output(self, name: str) -> str:

@@ -87,9 +87,11 @@ class GymServers:
             LauncherError: an agent has no limit of turns to set, or the package's wheels are missing.
         """
         wheels = await asyncio.to_thread(wheelhouse, package)
-        host = await HostProcess.spawn(gym, log_folder=log_folder, pass_variables=pass_variables)
+        on_progress("starting NeMo Gym's host process")
+        host = await HostProcess.spawn(
+            gym, log_folder=log_folder, pass_variables=pass_variables, on_progress=on_progress
+        )
         try:
-            on_progress(f"reading the config of environment {package.manifest.metadata.name}")
             host.tell(
                 config=gym_config(package, policy, work=host.work, head_port=_free_port()),
                 agent_settings=agent_settings(sampling, max_rollout_turns=max_rollout_turns),

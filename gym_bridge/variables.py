@@ -55,6 +55,7 @@ def gym_variables(
         "PYTHONUNBUFFERED": "1",  # last words must reach the log
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": ray_token,
+        "RAY_NUM_REDIS_GET_RETRIES": "120",  # seconds that a server waits for Ray, which starts beside it
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_num_prestart_python_workers": "0",
