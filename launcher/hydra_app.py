@@ -4,6 +4,7 @@ Hydra refuses keys below a null block, and unknown keys one at a time. Such over
 and what they add up to is judged by ``launcher.checking``.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from launcher.hydra_source import RootSource
 from launcher.origins import dotted, leaves, value_at
 from launcher.overrides import REFERENCE_GROUPS
 from launcher.schema.problems import LauncherError, Problem
+from launcher.suggest import did_you_mean
 from launcher.validation import defaults, required_keys
 
 VERSION_BASE = "1.3"
@@ -55,7 +57,8 @@ def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
     Raises:
         LauncherError: for those that Hydra's grammar cannot read.
     """
-    parser = OverridesParser.create(config_loader=config_loader(composer))
+    loader = config_loader(composer)
+    parser = OverridesParser.create(config_loader=loader)
     known = {dotted(path) for path, _ in leaves(defaults())} | set(map(dotted, required_keys()))
     translated: list[str] = []
     resets: list[str] = []
@@ -67,6 +70,7 @@ def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
             fix = "write key=value or key=value,value; quote a value with marks: key='a, b'"
             problems.append(Problem(code="bad-override", path=text, message="cannot be read", fix=fix))
             continue
+        problems += _unknown_plugin(override, loader)
         is_group = override.key_or_group in composer.groups
         if override.is_hydra_override() or (is_group and not _names_references(override, composer)):
             translated.append(text)
@@ -98,7 +102,8 @@ def hydra_running(composer: Composer) -> Iterator[Hydra]:
     try:
         yield state.hydra
     except (HydraException, OmegaConfBaseException) as error:
-        message = " ".join(str(error).split("\nSearch path")[0].split()) or type(error).__name__
+        said = re.split(r"\n(?:Search path|Config search path)", str(error))[0]
+        message = " ".join(said.split()) or type(error).__name__
         cause = f": {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) not in message else ""
         fix = "`grpo check` with the same arguments says more; `grpo train --info` shows what Hydra sees"
         raise LauncherError([Problem(code="hydra", path="hydra", message=message + cause, fix=fix)]) from error
@@ -151,6 +156,26 @@ def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
 
     with hydra_running(composer) as running:
         return running.compose_config(APP, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
+
+
+def is_sweep_or_hydra(text: str) -> bool:
+    """Whether an override that can be read gives several values, or is of Hydra's own settings."""
+    override = OverridesParser.create().parse_override(text)
+    return bool(override.is_sweep_override() or override.is_hydra_override())
+
+
+def _unknown_plugin(override: Override, loader: ConfigLoader) -> Iterator[Problem]:
+    """A choice such as ``hydra/launcher=jobllib`` that no installed plugin provides."""
+    group, value = override.key_or_group, override.value()
+    if not group.startswith("hydra/") or not isinstance(value, str):
+        return
+    choices = loader.get_group_options(group)
+    if value not in choices:
+        kind = group.removeprefix("hydra/")
+        message = f"there is no {group} {value!r}; there are {', '.join(choices) or 'none'}"
+        otherwise = f"install the package that provides it, such as hydra-{value}-{kind}"
+        yield Problem(code="unknown-choice", path=group, message=message,
+                      fix=did_you_mean(value, choices, otherwise=otherwise))  # fmt: skip
 
 
 def _schema_node() -> dict[str, Any]:

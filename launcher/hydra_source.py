@@ -64,4 +64,13 @@ class DefaultsSource(RootSource):
 
     @staticmethod
     def _part(tree: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in tree.items() if key == "defaults"}
+        entries = tree.get("defaults")
+        if isinstance(entries, list):  # else Hydra says what is wrong with it
+            entries = [entry for entry in entries if not _is_of_hydra(entry)]
+        return {} if entries is None else {"defaults": entries}
+
+
+def _is_of_hydra(entry: Any) -> bool:
+    """Whether an entry of a defaults list, such as ``override /hydra/sweeper: optuna``, is no part of a job."""
+    name = next(iter(entry), "") if isinstance(entry, Mapping) else entry
+    return str(name).rpartition(" ")[2].lstrip("/").startswith("hydra/")

@@ -100,3 +100,8 @@ def value_at(tree: Any, path: KeyPath) -> Any:
 def dotted(path: KeyPath) -> str:
     """Key path as people write it."""
     return ".".join(path)
+
+
+def touches(one: str, other: str) -> bool:
+    """Whether two dotted keys are the same or one lies inside the other."""
+    return one == other or one.startswith(other + ".") or other.startswith(one + ".")

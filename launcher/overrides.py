@@ -3,7 +3,7 @@
 recipe=demo backend=dtensor          choices of groups
 training.seed=1 +training.top_k=50   assignments; + and ++ mean the same as neither
 ~training.lora                       back to the default
-hydra.sweep.dir=sweeps/one           Hydra's own settings
+hydra.sweep.dir=sweeps/one           refused: Hydra's own settings are read by a sweep only
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,6 @@ class Overrides:
     choices: dict[str, str | None] = field(default_factory=dict)
     """Group -> choice; None for none."""
     assignments: list[Assignment] = field(default_factory=list)
-    hydra: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -65,7 +64,8 @@ def parse_overrides(texts: Iterable[str], *, groups: Mapping[str, Sequence[str]]
             result.problems.append(_unparsable(text, error))
             continue
         if override.is_hydra_override():
-            result.hydra.append(text)
+            fix = "add -m to `grpo train` for a sweep, or leave it out; engine.runs_dir says where a run is written"
+            result.problems.append(_problem(text, "is a setting of Hydra, and has an effect on sweeps only", fix))
         elif override.is_sweep_override():
             fix = f"add -m to sweep over them, or quote the value: {override.key_or_group}='...'"
             result.problems.append(_problem(text, "gives several values", fix))

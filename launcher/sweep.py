@@ -1,32 +1,33 @@
 """``grpo train -m``: many trials of one job, by Hydra's sweepers and launchers.
 
-overrides --(grid: expanded, all checked)--> Hydra's sweeper --> trial: check, run --> trial.json --> one table
-          --(adaptive sweeper)------------->                     `--(validation reward)--> next proposal
+overrides --(grid: expanded, all checked)---------> Hydra's sweeper --> trial: check, run --> trial.json --> one table
+          --(adaptive: what never varies checked)-->                     `--(validation reward)--> next proposal
 """
 
 import dataclasses
-import itertools
 import json
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from launcher.checking import Checked, Checker
+from launcher.checking import Checked, Checker, has_errors
 from launcher.compose import APP
+from launcher.origins import dotted, leaves
+from launcher.paths import RECIPE
 from launcher.schema.problems import LauncherError, Problem, RunFailed
+from launcher.sweep_checks import common_problems, expand_grid, reward_problems, trial_problems
 
-if TYPE_CHECKING:
-    from launcher.hydra_app import HydraArguments
-
+_log = logging.getLogger(__name__)
 TRIAL_FILE = "trial.json"
 _LONGEST_REASON = 100
 _GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-_PRESETS = {
-    "optuna": ("hydra.sweeper.direction=maximize", "hydra.sweeper.max_failure_rate=1.0"),
-    "nevergrad": ("hydra.sweeper.optim.maximize=true",),
-    "ax": ("hydra.sweeper.ax_config.experiment.minimize=false",),
+_PRESETS: Mapping[str, Mapping[str, str]] = {
+    "optuna": {"hydra.sweeper.direction": "maximize", "hydra.sweeper.max_failure_rate": "1.0"},
+    "nevergrad": {"hydra.sweeper.optim.maximize": "true"},
+    "ax": {"hydra.sweeper.ax_config.experiment.minimize": "false"},
 }
 """Adaptive sweepers minimise, and give up at the first failed trial, unless told otherwise; the objective here is a
 reward, and a proposal that the rules refuse is no reason to stop."""
@@ -65,37 +66,47 @@ type RunTrial = Callable[[Checked, Path], TrialResult]
 """Runs a job in a directory that it makes; raises RunFailed when the run fails."""
 
 
-def run_sweep(overrides: Sequence[str], *, run_trial: RunTrial, job_json: Path | None = None) -> list[Trial]:
+def run_sweep(
+    overrides: Sequence[str],
+    *,
+    run_trial: RunTrial,
+    job_json: Path | None = None,
+    on_warnings: Callable[[Sequence[Problem]], None] = lambda warnings: None,
+) -> list[Trial]:
     """Run every trial of a sweep.
 
     Args:
         overrides: as for one job, with several values where trials differ, and ``hydra.*`` settings.
         run_trial: runs one trial; importable by name, for launchers that run trials in other processes.
         job_json: a job JSON under all trials.
+        on_warnings: told what is odd about a trial before the first one starts.
 
     Returns:
         The trials in order.
 
     Raises:
-        LauncherError: when a trial of a grid is wrong: nothing has been started then.
+        LauncherError: when a trial of a grid, or everything that a sweeper may propose, is wrong: nothing has been
+            started then.
     """
     from launcher.hydra_app import hydra_arguments, hydra_running, sweep_config  # Hydra: only when it is used
 
     checker = Checker()
     arguments = hydra_arguments(overrides, checker.composer)
     try:
-        config = sweep_config(checker.composer, arguments.overrides)
+        settings = sweep_config(checker.composer, arguments.overrides).hydra
     except LauncherError as error:
         raise LauncherError(_without_sweep(overrides, checker, job_json) or error.problems) from None
-    settings = config.hydra
     directory = Path(str(settings.sweep.dir)).resolve()
     _require_unused(directory)
-    if settings.sweeper._target_ == _GRID:
+    is_grid = settings.sweeper._target_ == _GRID
+    if is_grid:
         trials = expand_grid(arguments, settings.sweeper.params or {}, checker)
         problems = trial_problems(trials, checker, job_json=job_json)
-        if any(problem.severity == "error" for problem in problems):
-            raise LauncherError(problems)
-    is_grid = settings.sweeper._target_ == _GRID
+    else:
+        problems = common_problems(arguments, settings, checker, job_json=job_json)
+    if has_errors(problems):
+        raise LauncherError(problems)
+    on_warnings(problems)
     task = SweepTask(
         resets=arguments.resets,
         fixed=frozenset(arguments.overrides),
@@ -104,55 +115,18 @@ def run_sweep(overrides: Sequence[str], *, run_trial: RunTrial, job_json: Path |
         reports_failure=not is_grid,
     )
     passed = [*arguments.overrides, f"hydra.sweep.dir={_quoted(str(directory))}"]
-    given = {text.lstrip("+").partition("=")[0] for text in arguments.overrides}
-    presets = _PRESETS.get(str(settings.runtime.choices.get("hydra/sweeper")), ())
-    passed += [preset for preset in presets if preset.partition("=")[0] not in given]
+    passed += _presets(settings, arguments.overrides, checker)
     try:
         with hydra_running(checker.composer) as running:
             running.multirun(APP, task, passed)
-    except (NoReward, ValueError):  # what sweepers raise when they give up on failed trials; the table says the rest
-        if any(trial.result.status == "completed" for trial in read_trials(directory)):
+    except (NoReward, ValueError, RuntimeError) as error:  # what sweepers raise on settings and on failed trials
+        if not read_trials(directory):
+            fix = "`grpo train --cfg hydra` with the same arguments shows the sweeper's settings"
+            raise LauncherError([Problem(code="sweeper", path="hydra/sweeper", message=str(error), fix=fix)]) from error
+        if is_grid:
             raise
+        _log.warning("the sweeper gave up: %s", str(error).partition("\n")[0])
     return read_trials(directory)
-
-
-def expand_grid(arguments: "HydraArguments", params: Any, checker: Checker) -> list[list[str]]:
-    """The overrides of every trial of a grid, as Hydra's own sweeper makes them.
-
-    Raises:
-        LauncherError: for a range that only an adaptive sweeper can draw from.
-    """
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    from launcher.hydra_app import config_loader
-
-    texts = [*(f"{key}={value}" for key, value in params.items()), *arguments.overrides]
-    parsed = OverridesParser.create(config_loader=config_loader(checker.composer)).parse_overrides(texts)
-    try:
-        batches = BasicSweeper.split_arguments([o for o in parsed if not o.is_hydra_override()], None)
-    except HydraException as error:
-        fix = "list values, as in key=1,2; or choose an adaptive sweeper, as in hydra/sweeper=optuna"
-        raise LauncherError([Problem(code="bad-sweep", path="hydra/sweeper", message=str(error), fix=fix)]) from None
-    return [[*arguments.resets, *trial] for trial in itertools.chain.from_iterable(batches)]
-
-
-def trial_problems(trials: Sequence[Sequence[str]], checker: Checker, *, job_json: Path | None = None) -> list[Problem]:
-    """What is wrong with any trial; a problem that several share is reported once, with their numbers."""
-    found: dict[Problem, list[int]] = {}
-    for number, trial in enumerate(trials):
-        try:
-            problems: Iterable[Problem] = checker.check(trial, job_json=job_json).problems
-        except LauncherError as error:
-            problems = error.problems
-        for problem in problems:
-            found.setdefault(problem, []).append(number)
-    varying = _varying(trials)
-    return [
-        problem if len(numbers) == len(trials) else _named(problem, numbers, trials, varying)
-        for problem, numbers in found.items()
-    ]
 
 
 class NoReward(Exception):
@@ -183,11 +157,14 @@ class SweepTask:
         overrides = [str(text) for text in hydra.overrides.task]
         directory = Path(str(hydra.runtime.output_dir))
         directory.rmdir()  # Hydra has made it, and the run makes its own; fails when something lies in it
-        result = self._run([*self.resets, *overrides], directory)
         differing = tuple(text.lstrip("+") for text in overrides if text not in self.fixed)
-        trial = Trial(number=int(hydra.job.num), overrides=differing, directory=directory, result=result)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / TRIAL_FILE).write_text(json.dumps(dataclasses.asdict(trial), default=str), encoding="utf-8")
+        result = TrialResult(status="failed", message="broke off without a result")
+        try:
+            result = self._run([*self.resets, *overrides], directory)
+        finally:
+            trial = Trial(number=int(hydra.job.num), overrides=differing, directory=directory, result=result)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / TRIAL_FILE).write_text(json.dumps(dataclasses.asdict(trial), default=str), encoding="utf-8")
         if result.reward_after is None and self.reports_failure:
             raise NoReward(result.message or "the trial has no validation reward")
         return math.nan if result.reward_after is None else result.reward_after
@@ -196,6 +173,8 @@ class SweepTask:
         try:
             checked = Checker().check(overrides, job_json=self.job_json)
             checked.require_valid()
+            if self.reports_failure and (problems := reward_problems(checked)):
+                raise LauncherError(problems)
         except LauncherError as error:
             return TrialResult(status="refused", message=str(error))
         try:
@@ -250,7 +229,9 @@ def _reward(value: float | None) -> str:
 
 def _without_sweep(overrides: Sequence[str], checker: Checker, job_json: Path | None) -> tuple[Problem, ...]:
     """Our own, better report on overrides that Hydra refuses to compose."""
-    single = [text for text in overrides if not _sweeps(text)]
+    from launcher.hydra_app import is_sweep_or_hydra
+
+    single = [text for text in overrides if not is_sweep_or_hydra(text)]
     try:
         problems = checker.check(single, job_json=job_json, config_only=True).problems
     except LauncherError as error:
@@ -258,10 +239,15 @@ def _without_sweep(overrides: Sequence[str], checker: Checker, job_json: Path | 
     return tuple(problem for problem in problems if problem.severity == "error" and problem.code != "missing-key")
 
 
-def _sweeps(text: str) -> bool:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create().parse_override(text).is_sweep_override()
+def _presets(settings: Any, overrides: Sequence[str], checker: Checker) -> list[str]:
+    """Overrides for an adaptive sweeper, of settings that neither the command line nor the recipe gives a value."""
+    given = {text.lstrip("+").partition("=")[0] for text in overrides}
+    choices = settings.runtime.choices
+    if (recipe := str(choices.get(RECIPE))) in checker.composer.groups[RECIPE]:
+        for layer in checker.composer.layers({RECIPE: recipe}):
+            given |= {dotted(path) for path, _ in leaves({"hydra": layer.file.tree.get("hydra") or {}})}
+    wanted = _PRESETS.get(str(choices.get("hydra/sweeper")), {})
+    return [f"{key}={value}" for key, value in wanted.items() if key not in given]
 
 
 def _require_unused(directory: Path) -> None:
@@ -269,18 +255,6 @@ def _require_unused(directory: Path) -> None:
         message = f"{directory} is not empty, and a sweep never writes into another's folder"
         raise LauncherError([Problem(code="sweep-directory", path="hydra.sweep.dir", message=message,
                                      fix="name a folder that does not exist yet")])  # fmt: skip
-
-
-def _varying(trials: Sequence[Sequence[str]]) -> set[str]:
-    common = set(trials[0]).intersection(*trials) if trials else set()
-    return {text for trial in trials for text in trial} - common
-
-
-def _named(problem: Problem, numbers: list[int], trials: Sequence[Sequence[str]], varying: set[str]) -> Problem:
-    first = " ".join(text.lstrip("+") for text in trials[numbers[0]] if text in varying)
-    others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-    message = f"{problem.message} (trial {numbers[0]}: {first}{others})"
-    return dataclasses.replace(problem, message=message)
 
 
 def _quoted(text: str) -> str:

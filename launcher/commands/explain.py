@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.commands.arguments import add_job_arguments
 from launcher.compile import DERIVED_SETTINGS
+from launcher.origins import touches
 from launcher.rules import RULES, Rule, rule
 from launcher.schema.problems import LauncherError, Problem
 from launcher.setting_docs import Setting, settings
@@ -77,7 +78,7 @@ def _setting_facts(setting: Setting, overrides: list[str], job_json: Path | None
         facts["default"] = "required" if setting.required else setting.default
     if overrides or job_json is not None:
         facts.update(_value_facts(setting, overrides, job_json))
-    facts["rules"] = [f"{r.code}: {r.title}" for r in RULES if any(_touches(key, setting.key) for key in r.reads)]
+    facts["rules"] = [f"{r.code}: {r.title}" for r in RULES if any(touches(key, setting.key) for key in r.reads)]
     return facts
 
 
@@ -93,7 +94,7 @@ def _value_facts(setting: Setting, overrides: list[str], job_json: Path | None) 
     field = DERIVED_SETTINGS.get(setting.key)
     if field and checked.plan is not None and origin.kind == "default":
         facts = {"value": asdict(checked.plan)[field], "origin": f"derived: {checked.plan.formulas[field]}"}
-    wrong = [p.message for p in checked.problems if _touches(p.path, setting.key) and p.severity == "error"]
+    wrong = [p.message for p in checked.problems if touches(p.path, setting.key) and p.severity == "error"]
     return {**facts, "problems": wrong} if wrong else facts
 
 
@@ -124,10 +125,6 @@ def _metric_facts(name: str) -> dict[str, Any] | None:
 def _rule_facts(found: Rule) -> dict[str, Any]:
     text = " ".join((found.check.__doc__ or "").split())
     return {"key": found.code, "title": found.title, "meaning": text, "settings": list(found.reads)}
-
-
-def _touches(one: str, other: str) -> bool:
-    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
 def _as_text(facts: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from launcher.checking import Checked, check_job
 from launcher.cli import print_problems
 from launcher.commands.check import add_job_arguments
 from launcher.run_directory import RunDirectory, create_run_directory, make_run_directory
-from launcher.schema.problems import UsageError
+from launcher.schema.problems import Problem, UsageError
 from launcher.sweep import TrialResult, run_sweep, trial_table
 
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.cfg or options.info:
         return _show(options)
     if options.multirun:
-        trials = run_sweep(options.overrides, run_trial=run_trial, job_json=options.job)
+        trials = run_sweep(options.overrides, run_trial=run_trial, job_json=options.job, on_warnings=_show_warnings)
         print(trial_table(trials))
         return 0 if all(trial.result.status == "completed" for trial in trials) else 3
     checked = check_job(options.overrides, job_json=options.job)
@@ -67,6 +68,10 @@ def train(checked: Checked, directory: RunDirectory) -> str:
     from rl import entry  # needs the engine's packages, which a machine that only checks lacks
 
     return entry.train(checked.resolved.job, plan, directory)
+
+
+def _show_warnings(warnings: Sequence[Problem]) -> None:
+    print_problems(warnings, as_json=False)
 
 
 def _show(options: argparse.Namespace) -> int:

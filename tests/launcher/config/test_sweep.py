@@ -12,18 +12,21 @@ from launcher.cli import main
 from launcher.commands.train import run_trial as run_trial_of_train
 from launcher.hydra_app import hydra_arguments
 from launcher.schema.problems import LauncherError, RunFailed
-from launcher.sweep import NoReward, SweepTask, TrialResult, expand_grid, run_sweep, trial_problems, trial_table
+from launcher.sweep import NoReward, SweepTask, TrialResult, read_trials, run_sweep, trial_table
+from launcher.sweep_checks import expand_grid, trial_problems
 
 Project = Callable[[dict[str, str]], Path]
 
 
 def run_trial(checked: Checked, directory: Path) -> TrialResult:
-    """Stands for a run whose reward is half the temperature, and which breaks at seed 13."""
+    """Stands for a run whose reward is half the temperature, which breaks at seed 13 and is interrupted at 99."""
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(checked.resolved.to_yaml())
     training = checked.resolved.job.training
     if training.seed == 13:
         raise RunFailed("a server died")
+    if training.seed == 99:
+        raise KeyboardInterrupt
     return TrialResult(status="completed", num_steps=1, reward_before=0.25, reward_after=training.temperature / 2)
 
 
@@ -66,6 +69,14 @@ def test_a_failed_trial_does_not_end_a_grid(project: Project) -> None:
     assert "failed: a server died" in trial_table(trials)
 
 
+def test_a_trial_that_breaks_off_is_in_the_table(project: Project) -> None:
+    root = project({})
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(["recipe=demo", "training.seed=12,99,14", "hydra.sweep.dir=here"], run_trial=run_trial)
+    statuses = [(trial.number, trial.result.status, trial.result.message) for trial in read_trials(root / "here")]
+    assert statuses == [(0, "completed", ""), (1, "failed", "broke off without a result")]
+
+
 @pytest.mark.parametrize(
     ("sweep", "values"),
     [
@@ -101,23 +112,33 @@ def test_an_open_range_needs_an_adaptive_sweeper(project: Project) -> None:
     assert "hydra/sweeper=optuna" in raised.value.problems[0].fix
 
 
-@pytest.mark.filterwarnings("ignore")  # of the sweeper's own dependencies
-def test_optuna_maximises_the_validation_reward_and_takes_a_refused_trial_for_a_failed_one(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("override", "path", "fix"),
+    [
+        ("hydra/sweeper=basik", "hydra/sweeper", "did you mean basic?"),
+        (
+            "hydra/launcher=slurm",
+            "hydra/launcher",
+            "install the package that provides it, such as hydra-slurm-launcher",
+        ),
+    ],
+)
+def test_a_plugin_that_is_not_there(project: Project, override: str, path: str, fix: str) -> None:
     root = project({})
-    trials = run_sweep(["recipe=demo", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweep.dir=here",
-                        "hydra.sweeper.sampler.seed=1", "training.temperature=interval(0.5,1)",
-                        "training.batch_size=choice(64,30)"], run_trial=run_trial)  # fmt: skip
-    assert {trial.result.status for trial in trials} == {"completed", "refused"}
-    best = max(trial.result.reward_after or 0.0 for trial in trials)
-    assert f"best_value: {best}" in (root / "here" / "optimization_results.yaml").read_text()
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demo", "training.seed=1,2", override], run_trial=run_trial)
+    assert [(p.code, p.path, p.fix) for p in raised.value.problems] == [("unknown-choice", path, fix)]
+    assert list(root.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_optuna_with_nothing_but_refused_trials_ends_with_the_table(project: Project) -> None:
-    project({})
-    trials = run_sweep(["recipe=demo", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=2",
-                        "training.batch_size=choice(30,31)"], run_trial=run_trial)  # fmt: skip
-    assert [trial.result.status for trial in trials] == ["refused", "refused"]
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_settings_of_hydra_are_refused_where_they_have_no_effect(
+    project: Project, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = project({})
+    assert main([command, "recipe=demo", "hydra.run.dir=there"]) == 1
+    assert "has an effect on sweeps only" in capsys.readouterr().err
+    assert list(root.iterdir()) == []
 
 
 def test_an_unknown_recipe_of_a_sweep_gets_our_own_report(project: Project) -> None:
