@@ -1,7 +1,7 @@
 """A whole run: build the parts, run the loop, close them. Reads as a table of contents.
 
 train      model folder -> Ray -> (policy | vLLM and Gym, side by side) -> TrainingLoop -> export -> summary
-evaluate   model folder -> Ray -> vLLM and Gym -> rollouts
+evaluate   model folder -> Ray -> vLLM and Gym -> (adapter) -> rollouts
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from launcher.run_directory import RunDirectory
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
 from launcher.schema.problems import LauncherError, Problem
+from rl.adapter import write_merged_model
 from rl.cluster import ray_cluster
 from rl.data import group_requests
 from rl.display import Display, Say, open_display
@@ -83,13 +84,21 @@ async def train(job: JobConfig, plan: RunPlan, run: RunDirectory) -> None:
 
 
 async def evaluate(
-    job: JobConfig, plan: RunPlan, *, logs: Path, num_samples: int, max_rows: int | None, split: Split | None
+    job: JobConfig,
+    plan: RunPlan,
+    *,
+    adapter: Path | None,
+    logs: Path,
+    num_samples: int,
+    max_rows: int | None,
+    split: Split | None,
 ) -> list[Rollout]:
     """Sample ``num_samples`` responses to each distinct row and score them.
 
     Args:
         job: names model, environment and rows.
         plan: its plan.
+        adapter: folder of an exported adapter of that model to sample with; None takes the model itself.
         logs: folder for the logs of vLLM and Gym.
         num_samples: responses per row.
         max_rows: only the first rows; None takes all.
@@ -104,6 +113,9 @@ async def evaluate(
             _ray(job, machine, display) as scratch,
             _source(job, plan, machine, None, logs, scratch, display) as source,
         ):
+            if adapter is not None:
+                with display.phase("loading the adapter"):
+                    await _load_adapter(source, adapter, machine, scratch, dtype=job.model.dtype)
             requests = group_requests(chosen, indices, num_generations=num_samples)
             with display.phase(f"sampling {len(requests)} rollouts") as say:
                 return await first_of(_collected(source, requests, say), source.watch())
@@ -135,6 +147,18 @@ def distinct_rows(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     for index, row in enumerate(rows):
         first.setdefault(json.dumps(row, sort_keys=True), index)
     return list(first.values())
+
+
+async def _load_adapter(
+    source: LiveSource, adapter: Path, machine: Machine, scratch: Path, *, dtype: Literal["bfloat16", "float32"]
+) -> None:
+    """Give the sampler an exported adapter as a training step does: itself on a GPU, merged into the model on a CPU."""
+    if machine.device == "cuda":
+        await source.update_weights(adapter, policy_version=1)
+        return
+    with weights_folder(machine.model_bytes, fallback=scratch) as folder:
+        await asyncio.to_thread(write_merged_model, machine.model, adapter, folder, dtype=dtype)
+        await source.update_weights(folder, policy_version=1)
 
 
 async def _collected(source: LiveSource, requests: Sequence[RolloutRequest], say: Say) -> list[Rollout]:

@@ -40,6 +40,7 @@ def evaluate(
     job: JobConfig,
     plan: RunPlan,
     *,
+    adapter: Path | None,
     num_samples: int,
     max_rows: int | None,
     split: Literal["validation", "training"] | None,
@@ -51,7 +52,9 @@ def evaluate(
 
     with tempfile.TemporaryDirectory(prefix="grpo-eval-") as logs:
         rollouts = _until_done(
-            driver.evaluate(job, plan, logs=Path(logs), num_samples=num_samples, max_rows=max_rows, split=split)
+            driver.evaluate(
+                job, plan, adapter=adapter, logs=Path(logs), num_samples=num_samples, max_rows=max_rows, split=split
+            )
         )
     return reward_summary(rollouts)
 

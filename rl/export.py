@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher.schema.plan import LoraPlan
+from rl.adapter import PEFT_PREFIX
 
 COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Everything of the source folder that is not weights: config, tokenizer, chat template, custom code."""
@@ -36,14 +37,14 @@ def export_adapter(weights: Mapping[str, Tensor], lora: LoraPlan, *, base_model:
     """Write an adapter in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``, in float32.
 
     Args:
-        weights: name -> tensor, under the names of ``rl.workers.lora.adapter_weights``.
+        weights: name -> tensor, under the names of ``rl.adapter.adapter_weights``.
         lora: rank, alpha and dropout.
         base_model: folder of the model that the adapter belongs to.
         folder: appears complete or not at all.
     """
     from peft import LoraConfig, TaskType  # here, since it imports transformers: seconds that the driver need not spend
 
-    layers = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in weights}
+    layers = {name.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for name in weights}
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=str(base_model),

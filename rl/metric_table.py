@@ -210,6 +210,11 @@ TRAINING: dict[str, MetricDoc] = {
         "Norm of the whole gradient at the last optimizer step, before clipping.",
         "sqrt(sum of squares)", "none", "steady; spikes are clipped to training.max_grad_norm",
         "growing: lower training.learning_rate; exactly 0: no group had spread"),
+    "router_aux_loss": _doc(
+        "Load-balancing loss of a mixture of experts, before training.router_aux_loss_coef; no part of loss.",
+        "experts × sum over experts of share of assignments × mean router probability", "tokens × layers",
+        "near the experts per token, where all are used alike",
+        "rising: raise training.router_aux_loss_coef"),
     "lr": _doc("Learning rate of the step.", "see training.optimizer_type", "none", "as scheduled", _NOTHING),
     "padding_share": _doc(
         "Share of the token positions of forward passes that hold padding.",

@@ -145,6 +145,8 @@ def optimizer_values(results: Sequence["StepResult"]) -> Metrics:
         else:
             values[name] = fmean(given)
     values["grad_norm"] = results[-1].grad_norm
+    if router_losses := [result.router_aux_loss for result in results if result.router_aux_loss is not None]:
+        values["router_aux_loss"] = fmean(router_losses)
     values["peak_memory_bytes"] = max(result.peak_memory_bytes for result in results)
     return values
 

@@ -1,10 +1,12 @@
 """From a job and its plan to what each part of the engine needs; nothing else reads the whole job."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
+from launcher.schema.training import TrainingConfig
 from rl.advantages import AdvantageSettings
 from rl.generation.actor import GenerationSettings
 from rl.generation.live import GymSettings
@@ -33,7 +35,8 @@ def rank_settings(
             folder=model_folder,
             trust_remote_code=job.model.trust_remote_code,
             activation_checkpointing=training.activation_checkpointing,
-            config_overrides=training.hf_config_overrides or {},
+            config_overrides=config_overrides(training),
+            router_aux_loss_coef=router_aux_loss_coef(training),
             backend=training.policy_backend,
             automodel_kwargs=training.automodel_kwargs or {},
             lora=plan.lora,
@@ -65,6 +68,24 @@ def rank_settings(
     )
 
 
+def config_overrides(training: TrainingConfig) -> dict[str, Any]:
+    """Keys to replace in the model's config, of the trained model and of vLLM's."""
+    overrides = dict(training.hf_config_overrides or {})
+    if training.router_aux_loss_coef is not None:
+        overrides["router_aux_loss_coef"] = training.router_aux_loss_coef
+    return overrides
+
+
+def router_aux_loss_coef(training: TrainingConfig) -> float:
+    """Coefficient of the routers' balancing loss, wherever the job sets it; 0 when it does not."""
+
+    def found(overrides: Mapping[str, Any]) -> float:
+        nested = (found(value) for value in overrides.values() if isinstance(value, Mapping))
+        return float(overrides.get("router_aux_loss_coef") or next((value for value in nested if value), 0.0))
+
+    return found(config_overrides(training))
+
+
 def loop_settings(job: JobConfig, plan: RunPlan, *, hidden_size: int) -> LoopSettings:
     """What the loop decides by."""
     training = job.training
@@ -84,7 +105,7 @@ def loop_settings(job: JobConfig, plan: RunPlan, *, hidden_size: int) -> LoopSet
             data_parallel_size=plan.data_parallel_size,
             optimizer_steps=plan.optimizer_steps_per_step,
             hidden_size=hidden_size,
-            needs_all_gradients=training.ref_policy_kl_penalty > 0,
+            needs_all_gradients=training.ref_policy_kl_penalty > 0 or router_aux_loss_coef(training) > 0,
         ),
         schedule=ScheduleSettings(
             optimizer_type=training.optimizer_type,
@@ -135,7 +156,7 @@ def generation_settings(
         chat_template=job.model.chat_template,
         trust_remote_code=job.model.trust_remote_code,
         seed=plan.seed,
-        config_overrides=dict(job.training.hf_config_overrides or {}),
+        config_overrides=config_overrides(job.training),
         gpus=gpus.sampler,
         shares_gpus=gpus.shared,
         lora_rank=plan.lora.rank if plan.lora is not None and device == "cuda" else None,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,20 @@ if TYPE_CHECKING:
 MOST_ROWS_SHOWN = 20
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """What is asked: a job's model, maybe with an adapter on top of it."""
+
+    job: JobConfig
+    plan: RunPlan
+    adapter: Path | None = None
+    """Folder of an adapter that a run has exported."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``grpo eval``."""
     add_job_arguments(parser)
-    parser.epilog = "A run directory instead of overrides evaluates the model that the run exported."
+    parser.epilog = "A run directory instead of overrides evaluates the model or adapter that the run exported."
     parser.add_argument("--samples", type=int, default=4, metavar="K", help="responses per distinct row (4)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N distinct rows")
     parser.add_argument("--split", choices=["validation", "training"], help="default: validation when there is one")
@@ -41,18 +52,22 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("samples", "rows"):
         if (value := getattr(options, flag)) is not None and value < 1:
             raise UsageError(f"--{flag} is {value}; at least 1 is needed")
-    job, plan = _job_and_plan(options)
+    evaluated = _evaluated(options)
     from rl import entry  # needs the engine's packages, which a machine that only checks lacks
 
-    summary = entry.evaluate(job, plan, num_samples=options.samples, max_rows=options.rows, split=options.split)
+    summary = entry.evaluate(
+        evaluated.job, evaluated.plan, adapter=evaluated.adapter, num_samples=options.samples, max_rows=options.rows,
+        split=options.split,
+    )  # fmt: skip
     if options.json:
-        print(json.dumps(summary.to_json()))
+        adapter = None if evaluated.adapter is None else str(evaluated.adapter)
+        print(json.dumps({"model": evaluated.job.model.name, "adapter": adapter, **summary.to_json()}))
     else:
-        _print(summary)
+        _print(evaluated, summary)
     return 0
 
 
-def _job_and_plan(options: argparse.Namespace) -> tuple[JobConfig, RunPlan]:
+def _evaluated(options: argparse.Namespace) -> Evaluated:
     first = options.overrides[0] if options.overrides else ""
     if "=" not in first and Path(first).is_dir() and first:
         if options.overrides[1:] or options.job:
@@ -61,29 +76,26 @@ def _job_and_plan(options: argparse.Namespace) -> tuple[JobConfig, RunPlan]:
     checked = check_job(options.overrides, job_json=options.job)
     plan = checked.require_valid()
     print_problems(checked.problems, as_json=False)
-    return checked.resolved.job, plan
+    return Evaluated(job=checked.resolved.job, plan=plan)
 
 
-def run_job(path: Path) -> tuple[JobConfig, RunPlan]:
-    """The job of a run directory with the exported model in place of the one it started from.
+def run_job(path: Path) -> Evaluated:
+    """The job of a run directory with what it exported: its model in place of the one it started from, or its adapter
+    on top of that one.
 
     Raises:
         LauncherError: it is no run directory, has exported no model, or its files are gone.
     """
     directory = open_run_directory(path)
-    if (directory.export / "adapter_config.json").exists():
+    is_adapter = (directory.export / "adapter_config.json").exists()
+    if not is_adapter and not (directory.export / "config.json").exists():
         raise LauncherError([Problem(
-            code="adapter-export", path=str(directory.export), message="this run has exported an adapter, no model",
-            fix="merge it (peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()), save model and "
-            "tokenizer, and evaluate that: grpo eval recipe=NAME model.name=MERGED",
-        )])  # fmt: skip
-    if not (directory.export / "config.json").exists():
-        raise LauncherError([Problem(
-            code="no-export", path=str(directory.export), message="this run has exported no model",
+            code="no-export", path=str(directory.export), message="this run has exported no model and no adapter",
             fix="evaluate a run that has completed (status.json says so)",
         )])  # fmt: skip
-    trained = read_config(directory.path / "config.yaml").job
-    job = trained.model_copy(update={"model": trained.model.model_copy(update={"name": str(directory.export)})})
+    job = read_config(directory.path / "config.yaml").job
+    if not is_adapter:
+        job = job.model_copy(update={"model": job.model.model_copy(update={"name": str(directory.export)})})
     gathered = FactReader().gather(job)
     facts = gathered.facts
     problems = (*check_rules(job, facts), *gathered.problems)
@@ -92,11 +104,18 @@ def run_job(path: Path) -> tuple[JobConfig, RunPlan]:
     plan = compile_plan(
         job, num_training_rows=facts.num_training_rows, num_validation_rows=facts.num_validation_rows or 0
     )
-    return job, plan
+    return Evaluated(job=job, plan=plan, adapter=directory.export if is_adapter else None)
 
 
-def _print(summary: "RewardSummary") -> None:
+def _print(evaluated: Evaluated, summary: "RewardSummary") -> None:
     console = Console(highlight=False)
+    lora = evaluated.plan.lora
+    on_top = (
+        ""
+        if evaluated.adapter is None or lora is None
+        else (f", with the adapter {evaluated.adapter} (rank {lora.rank}, alpha {lora.alpha})")
+    )
+    console.print(f"model {evaluated.job.model.name}{on_top}", markup=False, soft_wrap=True)
     console.print(
         f"{summary.num_rows} rows, {summary.num_rollouts} rollouts"
         + (f", {summary.num_failed} failed" if summary.num_failed else "")

@@ -95,6 +95,8 @@ RULES: Final[tuple[Rule, ...]] = (
          reads=(_T + "hf_config_overrides", "model")),
     Rule(code="R35", title="the device is here", check=resources.device_is_here,
          reads=("cluster.device", "engine.name")),
+    Rule(code="R36", title="the router loss goes with routers", check=adapters.router_loss_has_routers,
+         reads=(_T + "router_aux_loss_coef", "model")),
 )  # fmt: skip
 
 

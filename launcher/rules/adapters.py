@@ -68,6 +68,30 @@ def router_loss_is_set_once(job: JobConfig, facts: Facts) -> Iterator[Finding]:
         )
 
 
+def router_loss_has_routers(job: JobConfig, facts: Facts) -> Iterator[Finding]:
+    """router_aux_loss_coef is for mixtures of experts, and is read at the top level of the model's config. A model that
+    lacks the key there would absorb it in silence.
+    """
+    coefficient = job.training.router_aux_loss_coef
+    if coefficient is None or facts.model is None or _has_key(facts.model.config, "router_aux_loss_coef"):
+        return
+    parts = {name: part for name, part in facts.model.config.items() if isinstance(part, Mapping)}
+    nested = [name for name, part in parts.items() if _has_key(part, "router_aux_loss_coef")]
+    model_type = facts.model.config.get("model_type", "no model_type")
+    yield Finding(
+        path="training.router_aux_loss_coef",
+        message=f"is no top-level key of the model's config ({model_type})"
+        + ("" if nested else ": it has no routers to balance"),
+        fix=f"set training.hf_config_overrides.{nested[0]}.router_aux_loss_coef={coefficient:g} instead"
+        if nested
+        else "leave it out (~training.router_aux_loss_coef), or train a mixture of experts",
+    )
+
+
+def _has_key(config: Mapping[str, Any], key: str) -> bool:
+    return key in config or key in default_config(str(config.get("model_type")))
+
+
 def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     """target_modules names the linear layers to adapt, exclude_modules those to leave alone; one or neither.
 

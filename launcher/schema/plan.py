@@ -24,6 +24,7 @@ class LoraPlan:
     target_modules: tuple[str, ...] | None
     exclude_modules: tuple[str, ...] | None
     use_triton: bool
+    """Triton kernels on a GPU; a CPU has none, and runs PyTorch's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

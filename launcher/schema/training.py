@@ -190,7 +190,8 @@ class TrainingConfig(Section):
 
     # Model and memory
     router_aux_loss_coef: NonNegativeFloat | None = None
-    """Top-level override of the model config; 0.0 drops the load-balancing loss of a mixture of experts."""
+    """Coefficient of the load-balancing loss of a mixture of experts, a top-level override of the model's config. 0.0
+    turns that loss off; unset, engine=local adds none and engine=nemo_rl trains with the model's own coefficient."""
     hf_config_overrides: dict[str, Any] | None = None
     """Passed to the training model and to vLLM as it stands, nested keys included."""
     automodel_kwargs: dict[str, Any] | None = None

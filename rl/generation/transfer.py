@@ -83,26 +83,39 @@ class PolicyWeights:
     Iterating gathers sharded tensors, so all ranks iterate together.
     """
 
-    def __init__(self, weights: Callable[[], Iterator[tuple[str, "Tensor"]]], *, dtype: "dtype"):
+    def __init__(
+        self,
+        weights: Callable[[], Iterator[tuple[str, "Tensor"]]],
+        *,
+        dtype: "dtype",
+        as_in_files: Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]],
+    ):
         """
         Args:
-            weights: a fresh pass over (name in the model's own files, tensor, sharded or not) each time.
+            weights: a fresh pass over (name in the model, tensor, sharded or not) each time.
             dtype: the precision that the sampler computes in.
+            as_in_files: a whole tensor of the model under the names, and in the parts, of the model's own files.
         """
         self._weights = weights
         self._dtype = dtype
+        self._as_in_files = as_in_files
 
     def metadata(self) -> list["ParamMeta"]:
         """Name, precision on the wire and whole shape of each tensor, without gathering anything."""
+        import torch
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        return [ParamMeta(name, self._dtype, tuple(tensor.shape)) for name, tensor in self._weights()]
+        return [
+            ParamMeta(part, self._dtype, tuple(shaped.shape))
+            for name, tensor in self._weights()
+            for part, shaped in self._as_in_files({name: torch.empty(tensor.shape, device="meta")}).items()
+        ]
 
     def __iter__(self) -> Iterator[tuple[str, "Tensor"]]:
         from vllm.distributed.weight_transfer.base import materialize_full_tensor
 
         for name, tensor in self._weights():
-            yield name, materialize_full_tensor(tensor).to(self._dtype)
+            yield from self._as_in_files({name: materialize_full_tensor(tensor).to(self._dtype)}).items()
 
 
 class WeightSender:

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from rl.workers.automodel import load_automodel
 from rl.workers.model_config import read_model_config
@@ -92,7 +93,7 @@ def decoder_layers(language_model: PreTrainedModel) -> nn.ModuleList:
 
 
 def full_weights(policy: PolicyModel, *, trained_only: bool = False) -> dict[str, Tensor]:
-    """Weights under the names of the model's own files; whole on every rank, so all ranks must call it.
+    """Weights under the names of the model's modules; whole on every rank, so all ranks must call it.
 
     Tied weights appear once, under the name of the weight they are tied to.
 
@@ -101,17 +102,32 @@ def full_weights(policy: PolicyModel, *, trained_only: bool = False) -> dict[str
         trained_only: leave out what is frozen.
     """
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=trained_only)
-    return dict(_under_file_names(policy, get_model_state_dict(policy, options=options)))
+    return dict(_under_module_names(policy, get_model_state_dict(policy, options=options)))
 
 
 def named_weights(policy: PolicyModel) -> Iterator[tuple[str, Tensor]]:
     """The same weights one after the other, still sharded: whoever takes one gathers it, on all ranks together."""
-    return _under_file_names(policy, policy.state_dict())
+    return _under_module_names(policy, policy.state_dict())
 
 
-def _under_file_names(policy: PolicyModel, weights: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def in_file_format(policy: PolicyModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole weights as the model's own files hold them: transformers joins the experts of a layer into one tensor.
+
+    Args:
+        policy: the model.
+        weights: some of its weights, all that one tensor of a file is made of.
+    """
+    converted: dict[str, Tensor] = revert_weight_conversion(policy.language_model, dict(weights))
+    # A part of a tensor gets memory of its own, as files of tensors that share some are refused.
+    return {
+        name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+        for name, value in converted.items()
+    }
+
+
+def _under_module_names(policy: PolicyModel, weights: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     tied = policy.language_model.all_tied_weights_keys or {}
     for name, value in weights.items():
-        file_name = name.removeprefix("language_model.")
-        if isinstance(value, Tensor) and file_name not in tied:
-            yield file_name, value.detach()
+        module_name = name.removeprefix("language_model.")
+        if isinstance(value, Tensor) and module_name not in tied:
+            yield module_name, value.detach()

@@ -1,23 +1,19 @@
-"""LoRA: NeMo Automodel's adapted linear layers in a transformers model, and their weights on the way out.
+"""LoRA: NeMo Automodel's adapted linear layers in a transformers model; ``rl.adapter`` handles their weights.
 
 model --(add_adapter)--> model with A and B beside its linear layers, everything else frozen
-weights --(merged_weights)--> the sampler's, adapter added in     weights --(adapter_weights)--> PEFT's names
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from launcher.lora_modules import adapted_modules, matches
 from launcher.schema.plan import LoraPlan
-from rl.workers.policy import DeviceBatch, PolicyModel
-
-PEFT_PREFIX = "base_model.model."
-_DOWN, _UP = ".lora_A", ".lora_B"
+from rl.adapter import DOWN
+from rl.workers.policy import DeviceBatch, PolicyModel, PolicyOutput
 
 logger = logging.getLogger(__name__)
 
@@ -91,18 +87,18 @@ class WithoutAdapter(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, batch: DeviceBatch, *, temperature: float, top_k: int | None) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: DeviceBatch, *, temperature: float, top_k: int | None) -> PolicyOutput:
         """As ``PolicyModel.forward``, of the frozen weights alone."""
         with adapter_off(self.policy):
-            logprobs, entropies = self.policy(batch, temperature=temperature, top_k=top_k)
-        return logprobs, entropies
+            output: PolicyOutput = self.policy(batch, temperature=temperature, top_k=top_k)
+        return output
 
 
 @contextmanager
 def adapter_off(policy: nn.Module) -> Iterator[None]:
     """Multiply the adapter's output by exactly 0 inside the block."""
     layers = [
-        policy.get_submodule(name.removesuffix(_DOWN)) for name, _ in policy.named_modules() if name.endswith(_DOWN)
+        policy.get_submodule(name.removesuffix(DOWN)) for name, _ in policy.named_modules() if name.endswith(DOWN)
     ]
     scales = [layer.scale for layer in layers]
     try:
@@ -112,24 +108,3 @@ def adapter_off(policy: nn.Module) -> Iterator[None]:
     finally:
         for layer, scale in zip(layers, scales, strict=True):
             layer.scale = scale
-
-
-def merged_weights(weights: Mapping[str, Tensor], *, multiplier: float) -> dict[str, Tensor]:
-    """The weights of the model without adapter that computes the same: ``W + multiplier * B @ A``.
-
-    Args:
-        weights: of an adapted model, whole; they are left as they are.
-        multiplier: alpha / rank.
-    """
-    merged = {name: value for name, value in weights.items() if f"{_DOWN}." not in name and f"{_UP}." not in name}
-    for name, down in weights.items():
-        if name.endswith(f"{_DOWN}.weight"):
-            layer = name.removesuffix(f"{_DOWN}.weight")
-            up = weights[f"{layer}{_UP}.weight"]
-            merged[f"{layer}.weight"] = torch.addmm(weights[f"{layer}.weight"], up, down, alpha=multiplier)
-    return merged
-
-
-def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's weights alone, under the names that PEFT and vLLM read."""
-    return {PEFT_PREFIX + name: value for name, value in weights.items() if f"{_DOWN}." in name or f"{_UP}." in name}

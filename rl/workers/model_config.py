@@ -6,6 +6,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from launcher.suggest import did_you_mean
+from rl.router_loss import RouterSettings
 from rl.workers.settings import ModelSettings
 
 
@@ -20,6 +21,23 @@ def read_model_config(settings: ModelSettings) -> PretrainedConfig:
     )
     override_config(config, settings.config_overrides)
     return config
+
+
+def router_settings(config: PretrainedConfig, coefficient: float) -> RouterSettings | None:
+    """How the routers of a model are balanced; None when ``coefficient`` is 0.
+
+    Raises:
+        NotImplementedError: the config does not say how many experts a token gets.
+    """
+    if coefficient == 0:
+        return None
+    experts = getattr(config.get_text_config(), "num_experts_per_tok", None)
+    if experts is None:
+        raise NotImplementedError(
+            f"training.router_aux_loss_coef: {type(config).__name__} has no num_experts_per_tok, so that engine=local "
+            "cannot tell what its routers chose; use engine=nemo_rl, or leave it out"
+        )
+    return RouterSettings(coefficient=coefficient, experts_per_token=experts)
 
 
 def override_config(

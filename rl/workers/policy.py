@@ -4,7 +4,7 @@ Logits exist only where a token is trained, and at most ``LOGIT_ELEMENTS`` of th
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from rl.micro_batch import IntArray, MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils.generic import ModelOutput
 
 LOGIT_ELEMENTS = 256 * 2**20
 """512 MB of bfloat16 logits; more tokens than fit have theirs computed a second time in the backward pass."""
@@ -71,6 +72,17 @@ def attention_mask(documents_BT: Tensor, segments_BT: Tensor) -> Tensor:
     return (causal & same_document & visible_segment)[:, None]
 
 
+class PolicyOutput(NamedTuple):
+    """What a forward pass gives; a tuple, since FSDP2 looks for tensors in those only."""
+
+    logprobs: Tensor
+    """Of each trained token, [N], float32."""
+    entropies: Tensor
+    """Of the distribution that each was drawn from, [N], float32, no gradient."""
+    router_logits: tuple[Tensor, ...] = ()
+    """Per layer of a mixture of experts, [B*T, E]; only when asked for."""
+
+
 class PolicyModel(nn.Module):
     """A Hugging Face causal language model whose forward pass gives log-probabilities of chosen tokens.
 
@@ -82,22 +94,24 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.language_model = language_model
 
-    def forward(self, batch: DeviceBatch, *, temperature: float, top_k: int | None) -> tuple[Tensor, Tensor]:
-        """Score the trained tokens of a micro-batch.
+    def forward(
+        self, batch: DeviceBatch, *, temperature: float, top_k: int | None, with_router_logits: bool = False
+    ) -> PolicyOutput:
+        """Score the trained tokens of a micro-batch under softmax(logits / temperature) restricted to ``top_k``.
 
-        Returns:
-            (log-probability of each trained token [N], entropy of the distribution it was drawn from [N], no grad),
-            float32, both under softmax(logits / temperature) restricted to ``top_k``.
+        Raises:
+            NotImplementedError: router logits are wanted and the model gives none.
         """
-        hidden_BTH = self.language_model.base_model(
+        outputs = self.language_model.base_model(
             input_ids=batch.token_ids,
             attention_mask=batch.attention_mask,
             position_ids=batch.position_ids,
             use_cache=False,
-        ).last_hidden_state
-        hidden_NH = hidden_BTH.flatten(0, 1)[batch.predict_from]
+            **({"output_router_logits": True} if with_router_logits else {}),
+        )
+        hidden_NH = outputs.last_hidden_state.flatten(0, 1)[batch.predict_from]
         head: nn.Linear = self.language_model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        return token_logprobs(
+        logprobs, entropies = token_logprobs(
             hidden_NH,
             head.weight,
             head.bias,
@@ -106,3 +120,14 @@ class PolicyModel(nn.Module):
             top_k=top_k,
             chunk=max(1, LOGIT_ELEMENTS // head.weight.shape[0]),
         )
+        return PolicyOutput(logprobs, entropies, _router_logits(outputs) if with_router_logits else ())
+
+
+def _router_logits(outputs: "ModelOutput") -> tuple[Tensor, ...]:
+    layers = outputs.get("router_logits") or ()
+    if not layers:
+        raise NotImplementedError(
+            "training.router_aux_loss_coef: the model's modules do not give the logits of their routers; use "
+            "engine=nemo_rl, or leave it out"
+        )
+    return tuple(logits.flatten(0, -2) for logits in layers)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rl.actor_output import redirect_output
+from rl.adapter import adapter_weights, merged_weights
 from rl.export import export_adapter, export_model
 from rl.generation.transfer import PolicyWeights, TransferTarget, WeightSender
 from rl.generation.weights import write_weights
@@ -48,7 +49,9 @@ class PolicyRank:
         """
         if log_file is not None:
             redirect_output(log_file)
-        from rl.workers.dtensor import load_policy  # imports transformers: seconds that the driver need not spend
+        # Here, since they import transformers: seconds that the driver need not spend.
+        from rl.workers.dtensor import load_policy
+        from rl.workers.model_config import router_settings
 
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
         self._settings = settings
@@ -72,6 +75,7 @@ class PolicyRank:
             sampling=settings.sampling,
             compute_dtype=torch.bfloat16 if settings.compute_dtype == "bfloat16" else torch.float32,
             max_grad_norm=settings.max_grad_norm,
+            router=router_settings(self._policy.language_model.config, settings.model.router_aux_loss_coef),
         )
         self._sender: WeightSender | None = None
         logger.info("rank %d of %d: %s on %s", rank, num_ranks, settings.model.folder, device)
@@ -100,7 +104,7 @@ class PolicyRank:
 
         An adapter goes as it is on a GPU, and merged in on a CPU, where vLLM samples slowly from adapters.
         """
-        from rl.workers.dtensor import full_weights
+        from rl.workers.dtensor import full_weights, in_file_format
 
         lora = self._settings.model.lora
         if self._settings.transfer is not None:
@@ -112,32 +116,32 @@ class PolicyRank:
             if self._rank != 0:
                 return
             if lora is not None:
-                from rl.workers.lora import merged_weights
-
                 weights = merged_weights(weights, multiplier=lora.multiplier)
-            write_weights(weights, folder, dtype=self._step_settings.compute_dtype)
+            write_weights(in_file_format(self._policy, weights), folder, dtype=self._step_settings.compute_dtype)
 
     def _send_weights(self, target: TransferTarget) -> None:
-        from rl.workers.dtensor import named_weights
+        from rl.workers.dtensor import in_file_format, named_weights
 
         if self._sender is None:
-            weights = PolicyWeights(lambda: named_weights(self._policy), dtype=self._step_settings.compute_dtype)
+            weights = PolicyWeights(
+                lambda: named_weights(self._policy),
+                dtype=self._step_settings.compute_dtype,
+                as_in_files=lambda one: in_file_format(self._policy, one),
+            )
             self._sender = WeightSender(weights, target, rank=self._rank)
         self._sender.send()
 
     def export(self, folder: Path) -> None:
         """Gather what was trained and, on rank 0, write a model folder, or an adapter's."""
-        from rl.workers.dtensor import full_weights
+        from rl.workers.dtensor import full_weights, in_file_format
 
         lora = self._settings.model.lora
         weights = full_weights(self._policy, trained_only=lora is not None)
         if self._rank != 0:
             return
         if lora is None:
-            export_model(weights, source=self._settings.model.folder, folder=folder)
+            export_model(in_file_format(self._policy, weights), source=self._settings.model.folder, folder=folder)
         else:
-            from rl.workers.lora import adapter_weights
-
             export_adapter(adapter_weights(weights), lora, base_model=self._settings.model.folder, folder=folder)
 
 

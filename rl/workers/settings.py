@@ -29,6 +29,8 @@ class ModelSettings:
     """Further arguments of Automodel's ``from_pretrained``."""
     lora: LoraPlan | None = None
     """The adapter to train; None trains all weights."""
+    router_aux_loss_coef: float = 0.0
+    """Of the loss that balances the routers of a mixture of experts; 0 adds none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -22,8 +23,9 @@ from launcher.schema.sampling import Sampling
 from rl.loss import LossSettings, policy_loss
 from rl.loss_statistics import LossStatistics, combined
 from rl.micro_batch import FloatArray, MicroBatch
+from rl.router_loss import ExpertLoad, RouterSettings, balance_loss, expert_load, sample_counts
 from rl.workers.batch import RankBatch
-from rl.workers.policy import PolicyModel, device_batch
+from rl.workers.policy import PolicyModel, PolicyOutput, device_batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +38,8 @@ class StepSettings:
     """Of the forward and backward pass; float32 computes in the weights' own precision."""
     max_grad_norm: float
     """Gradients are scaled down to this norm; 0 leaves them alone."""
+    router: RouterSettings | None = None
+    """Balances a mixture of experts; None leaves its routers to the policy loss alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +53,8 @@ class RankResult:
     seconds: float
     peak_memory_bytes: int
     """Highest so far: of the GPU, or of the process on a CPU."""
+    router_aux_loss: float | None = None
+    """This rank's part, before its coefficient; None without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +67,19 @@ class StepResult:
     """Of the slowest rank."""
     peak_memory_bytes: int
     """Of the largest rank."""
+    router_aux_loss: float | None = None
+    """Before its coefficient; None without."""
 
 
 def joined_results(results: Sequence[RankResult]) -> StepResult:
     """Add up what the ranks report."""
+    router_losses = [result.router_aux_loss for result in results if result.router_aux_loss is not None]
     return StepResult(
         statistics=combined(result.statistics for result in results),
         grad_norm=results[0].grad_norm,
         seconds=max(result.seconds for result in results),
         peak_memory_bytes=max(result.peak_memory_bytes for result in results),
+        router_aux_loss=sum(router_losses) if router_losses else None,
     )
 
 
@@ -96,15 +106,19 @@ def train_step(
         FloatingPointError: the gradient is not finite; the weights are as before.
     """
     started = time.monotonic()
-    statistics = []
+    load = _global_expert_load(policy, batch, settings) if settings.router is not None else None
+    statistics, balances = [], []
     for index, micro_batch in enumerate(batch.micro_batches):
         previous = None if batch.previous_logprobs is None else batch.previous_logprobs[index]
         trains = index < len(batch.trained)
         with torch.set_grad_enabled(trains):
-            loss, sums = _micro_batch_loss(policy, micro_batch, batch, settings, previous=previous, reference=reference)
+            loss, sums, balance = _micro_batch_loss(
+                policy, micro_batch, batch, settings, previous=previous, reference=reference, load=load
+            )
         if trains:
             torch.autograd.backward(loss * batch.data_parallel_size)
         statistics.append(sums)
+        balances.append(balance)
     _reshard(policy)
     grad_norm = _clip_gradients(policy, settings.max_grad_norm)
     if not math.isfinite(grad_norm):
@@ -121,6 +135,7 @@ def train_step(
         grad_norm=grad_norm,
         seconds=time.monotonic() - started,
         peak_memory_bytes=peak_memory_bytes(),
+        router_aux_loss=float(sum(balances)) if load is not None else None,
     )
 
 
@@ -128,7 +143,7 @@ def score(policy: PolicyModel, batch: RankBatch, settings: StepSettings) -> tupl
     """Log-probabilities of the trained tokens of each micro-batch under the current weights, without gradient."""
     with torch.no_grad():
         scores = tuple(
-            _logprobs(policy, micro_batch, settings)[0].cpu().numpy().astype(np.float32)
+            _forward(policy, micro_batch, settings).logprobs.cpu().numpy().astype(np.float32)
             for micro_batch in batch.micro_batches
         )
     _reshard(policy)
@@ -150,18 +165,21 @@ def _micro_batch_loss(
     *,
     previous: FloatArray | None,
     reference: nn.Module | None,
-) -> tuple[Tensor, LossStatistics]:
-    logprobs, entropies = _logprobs(policy, micro_batch, settings)
+    load: ExpertLoad | None,
+) -> tuple[Tensor, LossStatistics, Tensor | float]:
+    """(loss, statistics of the policy loss, balance of the routers before its coefficient)."""
+    output = _forward(policy, micro_batch, settings, with_router_logits=load is not None)
+    logprobs = output.logprobs
     reference_logprobs = None
     if reference is not None:
         with torch.no_grad():
-            reference_logprobs, _ = _logprobs(reference, micro_batch, settings)
+            reference_logprobs = _forward(reference, micro_batch, settings).logprobs
     sequences, sequence_of_token = np.unique(micro_batch.samples, return_inverse=True)
 
     def tensor(array: np.typing.NDArray[np.generic]) -> Tensor:
         return torch.tensor(array, device=logprobs.device)  # a copy: what came through Ray cannot be written to
 
-    return policy_loss(
+    loss, statistics = policy_loss(
         logprobs,
         previous_T=None if previous is None else tensor(previous),
         sampler_T=tensor(micro_batch.sampler_logprobs),
@@ -170,19 +188,49 @@ def _micro_batch_loss(
         sequence_T=tensor(sequence_of_token),
         num_sequences=len(sequences),
         global_num_tokens=batch.num_tokens,
-        entropies_T=entropies,
+        entropies_T=output.entropies,
         settings=settings.loss,
     )
+    if load is None or settings.router is None:
+        return loss, statistics, 0.0
+    balance = balance_loss(output.router_logits, tensor(sample_counts(micro_batch)).flatten(), load)
+    return loss + settings.router.coefficient * balance, statistics, balance.detach()
 
 
-def _logprobs(policy: nn.Module, micro_batch: MicroBatch, settings: StepSettings) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def _global_expert_load(policy: PolicyModel, batch: RankBatch, settings: StepSettings) -> ExpertLoad:
+    """What the routers decide for all tokens of the optimizer step, over all ranks: a forward pass of its own."""
+    assert settings.router is not None
+    device = next(policy.parameters()).device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    load = ExpertLoad(assignments_E=total, num_routed=total)
+    for micro_batch in batch.trained:
+        logits = _forward(policy, micro_batch, settings, with_router_logits=True).router_logits
+        counts = torch.tensor(sample_counts(micro_batch), device=device).flatten()
+        load = load + expert_load(logits, counts, settings.router)
+    _reshard(policy)
+    if dist.is_initialized():
+        copies = dist.get_world_size() // batch.data_parallel_size  # ranks that see the same tokens
+        for counted in (load.assignments_E, load.num_routed):
+            dist.all_reduce(counted)
+            counted /= copies
+    return load
+
+
+def _forward(
+    policy: nn.Module, micro_batch: MicroBatch, settings: StepSettings, *, with_router_logits: bool = False
+) -> PolicyOutput:
     device = next(policy.parameters()).device
     lower_precision = settings.compute_dtype != torch.float32
+    extra = {"with_router_logits": True} if with_router_logits else {}
     with torch.autocast(device.type, settings.compute_dtype, enabled=lower_precision):
-        logprobs, entropies = policy(
-            device_batch(micro_batch, device), temperature=settings.sampling.temperature, top_k=settings.sampling.top_k
+        output: PolicyOutput = policy(
+            device_batch(micro_batch, device),
+            temperature=settings.sampling.temperature,
+            top_k=settings.sampling.top_k,
+            **extra,
         )
-    return logprobs, entropies
+    return output
 
 
 def _reshard(policy: PolicyModel) -> None:

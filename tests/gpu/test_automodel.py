@@ -45,7 +45,7 @@ def logprobs(settings: ModelSettings) -> tuple[torch.Tensor, dict[str, torch.Ten
         token_ids=tokens, position_ids=torch.arange(25, device=device)[None], attention_mask=None,
         predict_from=torch.arange(24, device=device), targets=tokens[0, 1:],
     )  # fmt: skip
-    scores, _ = policy(batch, temperature=1.0, top_k=None)
+    scores = policy(batch, temperature=1.0, top_k=None).logprobs
     torch.autograd.backward(scores.sum())
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
     assert set(full_weights(policy, trained_only=True)) == {

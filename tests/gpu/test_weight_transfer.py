@@ -23,7 +23,9 @@ class Trainer:
         weights = load_file(folder / "model.safetensors", device="cuda")
         self._scale = 1.0
         source = PolicyWeights(
-            lambda: ((name, value * self._scale) for name, value in weights.items()), dtype=torch.bfloat16
+            lambda: ((name, value * self._scale) for name, value in weights.items()),
+            dtype=torch.bfloat16,
+            as_in_files=lambda one: one,
         )
         self._sender = WeightSender(source, target, rank=0)
 

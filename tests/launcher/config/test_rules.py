@@ -16,6 +16,7 @@ LORA = {T + "finetuning_type": "lora"}
 AMPERE = DeviceFacts(kind="cuda", name="A100", memory_bytes=80 * 2**30, compute_capability=(8, 0))
 HOPPER = DeviceFacts(kind="cuda", name="H100", memory_bytes=80 * 2**30, compute_capability=(9, 0))
 LLAMA = ModelFacts(config={"model_type": "llama"}, tensors={"model.layers.0.mlp.up_proj.weight": (8, 4)})
+EXPERTS = ModelFacts(config={"model_type": "qwen3_moe", "router_aux_loss_coef": 0.001})
 VISION = ModelFacts(config={"model_type": "qwen3_vl", "vision_config": {}})
 MISSING = Problem(code="no-package", path="environment", message="'e' does not exist", fix="give a path")
 
@@ -92,6 +93,11 @@ FACT_CASES: list[tuple[str, str, dict[str, Any], Facts, Facts, str]] = [
      Facts(model=LLAMA), Facts(), "'k_proj' matches none"),
     ("R34", T + "hf_config_overrides", {T + "hf_config_overrides": {"no_such_key": 1}}, Facts(model=LLAMA),
      Facts(model=ModelFacts(config={"model_type": "llama", "no_such_key": 0})), "no_such_key is no key"),
+    ("R36", T + "router_aux_loss_coef", {T + "router_aux_loss_coef": 0.0}, Facts(model=LLAMA), Facts(model=EXPERTS),
+     "(llama): it has no routers to balance"),
+    ("R36", T + "router_aux_loss_coef", {T + "router_aux_loss_coef": 0.01},
+     Facts(model=ModelFacts(config={"model_type": "none", "text_config": EXPERTS.config})), Facts(model=EXPERTS),
+     "is no top-level key of the model's config (none)"),
     ("R22", T + "val_at_start", {T + "val_at_start": True}, Facts(num_validation_rows=0),
      Facts(num_validation_rows=1), "validation is off"),
     ("R23", "environment", {}, Facts(unreachable=(MISSING,)), Facts(), "does not exist"),
@@ -161,6 +167,12 @@ def test_overrides_of_the_model_config(make_job: MakeJob, overrides: Any, messag
     problems = found("R34", make_job({T + "hf_config_overrides": overrides}), Facts(model=ModelFacts(config=config)))
     assert [p.message for p in problems] == messages
     assert all(p.fix == fix for p in problems)
+
+
+def test_a_nested_router_loss_is_pointed_at(make_job: MakeJob) -> None:
+    config = {"model_type": "none", "text_config": EXPERTS.config}
+    (problem,) = found("R36", make_job({T + "router_aux_loss_coef": 0.01}), Facts(model=ModelFacts(config=config)))
+    assert problem.fix == "set training.hf_config_overrides.text_config.router_aux_loss_coef=0.01 instead"
 
 
 def test_keys_that_config_json_leaves_out_may_be_overridden(make_job: MakeJob) -> None:

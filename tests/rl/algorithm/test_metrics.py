@@ -47,8 +47,10 @@ def statistics(*, truncation="tis"):
     return parts
 
 
-def result(parts: LossStatistics, *, grad_norm=0.5):
-    return StepResult(statistics=parts, grad_norm=grad_norm, seconds=3.0, peak_memory_bytes=1000)
+def result(parts: LossStatistics, *, grad_norm=0.5, router_aux_loss=None):
+    return StepResult(
+        statistics=parts, grad_norm=grad_norm, seconds=3.0, peak_memory_bytes=1000, router_aux_loss=router_aux_loss
+    )
 
 
 def metrics(sampled, *, trained=None, advantages=None, scaling=None, selection=None, results=None):
@@ -147,8 +149,13 @@ def test_loss_metrics_by_hand(rollout):
 
 
 def test_several_optimizer_steps_are_averaged_and_the_last_gradient_norm_stands(rollout):
-    two = [result(statistics(), grad_norm=3.0), result(combined([statistics(), statistics()]), grad_norm=4.0)]
+    two = [
+        result(statistics(), grad_norm=3.0, router_aux_loss=2.0),
+        result(combined([statistics(), statistics()]), grad_norm=4.0, router_aux_loss=3.0),
+    ]
     found = metrics([rollout(1.0, 3)], results=two)
+    assert found["train_router_aux_loss"] == 2.5
+    assert "train_router_aux_loss" not in metrics([rollout(1.0, 3)])
     assert found["train_global_valid_toks"] == 4.5
     assert found["train_loss"] == pytest.approx((-2 / 3 - 4 / 3) / 2)
     assert found["train_entropy"] == 0.5
@@ -278,7 +285,9 @@ def test_every_other_name_of_nemo_rl_is_emitted_and_explained(rollout):
 def test_every_emitted_metric_is_explained_and_every_explained_one_is_emitted(rollout):
     sampled = [rollout(1.0, 3, metrics={"lines": 2.0}), rollout(0.0, 3, metrics={"lines": 1.0})]
     selection = selected_groups([sampled], num_wanted=1)
-    emitted = metrics(sampled, selection=selection) | validation_metrics(sampled) | {"step": 1, "val_timing/total": 1.0}
+    results = [result(statistics(), router_aux_loss=2.0)]
+    emitted = metrics(sampled, selection=selection, results=results) | validation_metrics(sampled)
+    emitted |= {"step": 1, "val_timing/total": 1.0}
     assert [name for name in emitted if metric_doc(name) is None] == []
     for pattern in metric_names():
         assert metric_doc(pattern), pattern

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rl.generation.transfer import ActorClient, PolicyWeights, TransferTarget, trainer_info, transfer_target
-from rl.workers.dtensor import full_weights, named_weights
+from rl.generation.weights import write_weights
+from rl.workers.dtensor import full_weights, in_file_format, named_weights
 from rl.workers.policy import PolicyModel
 
 
@@ -17,6 +19,12 @@ def policy() -> PolicyModel:
         tie_word_embeddings=True,
     )  # fmt: skip
     return PolicyModel(LlamaForCausalLM(config).float())
+
+
+def sent_weights(policy: PolicyModel, dtype: torch.dtype = torch.bfloat16) -> PolicyWeights:
+    return PolicyWeights(
+        lambda: named_weights(policy), dtype=dtype, as_in_files=lambda one: in_file_format(policy, one)
+    )
 
 
 def test_weights_one_by_one_are_all_weights(policy):
@@ -30,11 +38,31 @@ def test_weights_one_by_one_are_all_weights(policy):
 
 @pytest.mark.e2e
 def test_what_is_declared_is_what_is_sent(policy):
-    weights = PolicyWeights(lambda: named_weights(policy), dtype=torch.bfloat16)
+    weights = sent_weights(policy)
     declared = [(meta.name, meta.dtype, meta.shape) for meta in weights.metadata()]
     sent = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
     assert declared == sent == [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
     assert declared[0] == ("model.embed_tokens.weight", torch.bfloat16, (11, 16))
+
+
+@pytest.mark.e2e
+def test_experts_are_sent_as_the_models_files_hold_them(tmp_path):
+    """transformers joins the experts of a layer in one tensor; vLLM knows them one by one."""
+    config = Qwen3MoeConfig(
+        hidden_size=16, moe_intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8, vocab_size=11, num_experts=3, num_experts_per_tok=2,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    experts = PolicyModel(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    stored = load_file(tmp_path / "model.safetensors")
+    weights = sent_weights(experts, dtype=torch.float32)
+    sent = dict(weights)
+    assert [(meta.name, meta.shape) for meta in weights.metadata()] == [(n, tuple(t.shape)) for n, t in sent.items()]
+    assert sent.keys() == stored.keys()
+    assert all(torch.equal(sent[name], stored[name]) for name in stored)
+    whole = in_file_format(experts, full_weights(experts))
+    assert all(torch.equal(whole[name], stored[name]) for name in stored)
+    write_weights(whole, tmp_path, dtype=torch.float32)
 
 
 @pytest.mark.e2e

@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from gym_bridge.types import TrainSample
 from launcher.schema.plan import LoraPlan
 from launcher.schema.sampling import Sampling
+from rl.adapter import merged_weights, write_merged_model
 from rl.layout import LayoutSettings, rank_batches
 from rl.loss import LossSettings
 from rl.loss_statistics import loss_values
 from rl.optimizer import OptimizerSettings
 from rl.workers.batch import RankBatch
 from rl.workers.dtensor import full_weights, load_policy
-from rl.workers.lora import WithoutAdapter, merged_weights
+from rl.workers.lora import WithoutAdapter
 from rl.workers.policy import PolicyModel, device_batch
 from rl.workers.rank import PolicyRank
 from rl.workers.settings import ModelSettings, RankSettings
@@ -142,8 +143,16 @@ def test_peft_loads_the_export_with_equal_logits(model_folder: Path, batch: Rank
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "export")
-    torch.testing.assert_close(logits(loaded), logits(rank._policy.language_model), rtol=1e-5, atol=1e-5)
-    assert torch.equal(logits(loaded).argmax(-1), logits(rank._policy.language_model).argmax(-1))
+    loaded_logits = logits(loaded)
+    torch.testing.assert_close(loaded_logits, logits(rank._policy.language_model), rtol=1e-5, atol=1e-5)
+    assert torch.equal(loaded_logits.argmax(-1), logits(rank._policy.language_model).argmax(-1))
+    for folder in ("synced", "merged"):
+        (tmp_path / folder).mkdir()
+    rank.write_weights(tmp_path / "synced")
+    write_merged_model(model_folder, tmp_path / "export", tmp_path / "merged", dtype="float32")
+    synced, merged = (load_file(tmp_path / folder / "model.safetensors") for folder in ("synced", "merged"))
+    assert synced.keys() == merged.keys()
+    assert all(torch.equal(synced[name], merged[name]) for name in synced), "what training gave the sampler"
 
 
 def test_the_reference_is_the_model_before_training(model_folder: Path, batch: RankBatch) -> None:
