@@ -8,6 +8,7 @@ NAME-src/    for the wheels formats: the project whose wheel the package carries
 import itertools
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.environment.pure_wheel import pure_wheel
+from launcher.environment.wheels import host_arch
 from launcher.schema.manifest import MANIFEST_NAME, EnvironmentFormat
 from launcher.schema.problems import LauncherError, Problem
 
@@ -25,6 +27,12 @@ _SERVER_TYPES_CONFIGS = "responses_api_models/vllm_model/configs"
 _TRAINING_TOPICS = ("the sea", "winter", "bread", "trains", "a cat", "the moon", "music", "rain", "a garden", "coffee")
 _VALIDATION_TOPICS = ("a river", "chess", "snow", "books")
 _NUM_WORDS = (4, 5, 6, 7, 8, 10)
+_GROUPS: Mapping[EnvironmentFormat, str] = {
+    "native-v1": "native",
+    "wheels-v1": "wheels",
+    "adapter-wheels-v1": "adapter_wheels",
+}
+"""Choices of the config group ``environment``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +85,31 @@ def scaffold_package(name: str, *, format: EnvironmentFormat, into: Path) -> Sca
         for folder in trees:
             Path(scratch, folder.name).rename(folder)
     package, dataset = into / name, into / f"{name}-rows"
-    steps = [f"grpo env validate {package}", f"grpo data check {dataset} --env {package}"]
-    if format != "native-v1":
-        rebuild = f"uv build --wheel --out-dir {package}/wheels {into / f'{name}-src'}"
-        steps += [f"{rebuild}   (after each change of its source)", f"grpo env vendor {package} --arch x86_64"]
+    project = into / f"{name}-src" if format != "native-v1" else None
     return Scaffold(
         package=str(package),
         dataset=str(dataset),
-        project=str(into / f"{name}-src") if format != "native-v1" else None,
-        next_steps=tuple(steps),
+        project=str(project) if project else None,
+        next_steps=(
+            shlex.join(["grpo", "env", "validate", str(package)]),
+            shlex.join(["grpo", "data", "check", str(dataset), "--env", str(package)]),
+            *(_wheel_steps(package, project) if project else ()),
+            first_training(name, format=format, package=package, dataset=dataset),
+        ),
     )
+
+
+def _wheel_steps(package: Path, project: Path) -> tuple[str, str]:
+    build = ["uv", "build", "--wheel", "--no-create-gitignore", "--out-dir", str(package / "wheels"), str(project)]
+    vendor = shlex.join(["grpo", "env", "vendor", str(package), "--arch", host_arch()])
+    return f"{shlex.join(build)}   # after each change of its source", f"{vendor}   # to start without a package index"
+
+
+def first_training(name: str, *, format: EnvironmentFormat, package: Path, dataset: Path) -> str:
+    """The command that trains the demo's model for two steps on a package and its rows."""
+    chosen = {"environment": _GROUPS[format], "environment.name": package, "dataset": dataset, "name": name}
+    words = [f"{key}={value}" for key, value in chosen.items()]
+    return shlex.join(["grpo", "train", "recipe=demo", *words, "training.max_steps=2"])
 
 
 def _package(name: str, format: EnvironmentFormat) -> Mapping[str, str | bytes]:

@@ -63,7 +63,7 @@ def hub(index: Index) -> Index:
     for wheel in (
         pure_wheel("verifiers", "0.1.14", {"verifiers.py": VERIFIERS}),
         pure_wheel("verifiers", "0.1.13", {"verifiers.py": VERIFIERS}),
-        pure_wheel("spelling", "0.1.0", {"spelling.py": ENVIRONMENT}, requires=["verifiers", "letters"]),
+        pure_wheel("spelling", "0.1.0", {"spelling.py": ENVIRONMENT}, requires=["verifiers", "letters<2"]),
         pure_wheel("spelling", "0.2.0", both, requires=["verifiers", "letters>=2"]),
         pure_wheel("letters", "1.0", {"letters.py": ""}),
         pure_wheel("letters", "2.0", {"letters.py": ""}),
@@ -124,6 +124,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_new_version_in_the_same_folder_leaves_nothing_of_the_old_one(hub: Index, tmp_path: Path) -> None:
     assert convert.main(arguments(hub, tmp_path, "--hub-version", "0.1.0", "--validation-fraction", "0.5")) == 0
+    assert (tmp_path / "pkg" / "wheels" / "letters-1.0-py3-none-any.whl").is_file()
     (tmp_path / "pkg" / "wheels" / "stray-1.0-py3-none-any.whl").write_bytes(b"")
     (tmp_path / "pkg" / "README.md").write_text("mine")
     assert cli.main(["env", "convert", *arguments(hub, tmp_path, "--hub-version", "0.2.0")]) == 0

@@ -1,6 +1,8 @@
 """``grpo env new``: what it writes validates, its rows fit, its reward is tested and its wheel can be built again."""
 
 import importlib.util
+import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli
 from launcher.dataset import check_rows
 from launcher.environment.package import inspect_package, load_package, row_expectations
 from launcher.environment.scaffold import scaffold_package
@@ -28,6 +31,23 @@ def test_scaffolded_packages_validate_and_their_rows_fit(tmp_path, format, name)
     for file, num_rows in (("training.jsonl", 60), ("validation.jsonl", 24)):
         report = check_rows(Path(scaffold.dataset, file), expected=expected)
         assert (report.num_rows, report.problems) == (num_rows, ())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_it_tells_to_type_works(tmp_path, monkeypatch, format):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    scaffold = scaffold_package("word-count", format=format, into=Path())
+    for step in scaffold.next_steps:
+        match shlex.split(step, comments=True):
+            case ["uv", *_] as command:
+                subprocess.run(command, check=True, timeout=60)
+            case ["grpo", "train", *arguments]:
+                assert cli.main(["check", *arguments]) == 0
+            case ["grpo", "env", "vendor", *_]:
+                continue  # test_vendor.py
+            case ["grpo", *arguments]:
+                assert cli.main(arguments) == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)
