@@ -1,7 +1,15 @@
 """Turns -> train samples."""
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from gym_bridge.samples import continuous_turns, train_samples
 from gym_bridge.types import Rollout, TrainSample, Turn
+
+MESSAGE_LOGS = json.loads((Path(__file__).parents[1] / "vectors" / "message_log.json").read_text())["cases"]
 
 
 def turn(prompt: tuple[int, ...], sampled: tuple[int, ...]) -> Turn:
@@ -58,3 +66,30 @@ def test_each_sampled_token_is_trained_exactly_once() -> None:
         if mask
     ]
     assert trained == [token for each in turns for token in each.token_ids]
+
+
+@pytest.mark.parametrize(
+    "case", MESSAGE_LOGS, ids=lambda case: f"divisible by {case['make_sequence_length_divisible_by']}"
+)
+def test_tokens_masks_and_logprobs_equal_nemo_rls(case: dict[str, Any]) -> None:
+    """The vector's rows are padded; ours have no padding, which the layout adds."""
+    for index, messages in enumerate(case["message_logs"]):
+        (sample,) = train_samples(rollout(*turns_of(messages)))
+        length = case["input_lengths"][index]
+        assert list(sample.token_ids) == case["token_ids"][index][:length]
+        assert list(sample.loss_mask) == case["token_loss_mask"][index][:length]
+        assert list(sample.logprobs) == case["generation_logprobs"][index][:length]
+
+
+def turns_of(messages: list[dict[str, Any]]) -> list[Turn]:
+    """NeMo RL's log of messages as model calls: an assistant message with log-probabilities is one, all before it its
+    prompt."""
+    turns, seen = [], []
+    for message in messages:
+        if logprobs := message.get("generation_logprobs"):
+            turns.append(
+                Turn(prompt_token_ids=tuple(seen), token_ids=tuple(message["token_ids"]), logprobs=tuple(logprobs),
+                     finish_reason="stop")
+            )  # fmt: skip
+        seen += message["token_ids"]
+    return turns

@@ -1,13 +1,16 @@
 """Every setting of ``training`` acts: each is changed alone on scripted rollouts, and changes what it should.
 
-Settings that act elsewhere stand in ``ELSEWHERE`` with the place that tests them; a new setting that stands in neither
-table fails ``test_every_setting_is_in_a_table``.
+And nothing else: both runs start from one policy, so of the first step's metrics only those may differ that the table
+names. Settings that act elsewhere stand in ``ELSEWHERE`` with the place that tests them; a new setting that stands in
+neither table fails ``test_every_setting_is_in_a_table``.
 """
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +61,21 @@ class Observed:
     metrics: Sequence[Mapping[str, float]]
     requests: Sequence[RolloutRequest]
     forward_passes: int
+    scoring_passes: int
+    """Passes that only score, for the policy before the update."""
+    holds_reference: bool
 
     def same_weights(self, other: "Observed") -> bool:
         return all(torch.allclose(self.weights[n], other.weights[n], rtol=1e-4, atol=1e-6) for n in self.weights)
 
     def of(self, name: str) -> list[float | None]:
         return [line.get(name) for line in self.metrics]
+
+    @property
+    def first_step(self) -> Mapping[str, float]:
+        """Metrics of the first step, without those of the machine."""
+        line = next(line for line in self.metrics if "train_reward" in line)
+        return {name: value for name, value in line.items() if not any(fnmatch(name, part) for part in MACHINE)}
 
 
 type Effect = Callable[[Observed, Observed], bool]
@@ -84,6 +96,16 @@ def metric_changes(name: str, *, weights: bool | None = None) -> Effect:
     return effect
 
 
+def reference_is_loaded(before: Observed, after: Observed) -> bool:
+    changes = metric_changes("train_kl_penalty", weights=True)(before, after)
+    return changes and not before.holds_reference and after.holds_reference
+
+
+def policy_before_is_scored(before: Observed, after: Observed) -> bool:
+    """An optimizer step over the whole rollout batch needs no extra pass: the policy before it is the current one."""
+    return not before.same_weights(after) and before.scoring_passes == 0 < after.scoring_passes
+
+
 def rows_change(before: Observed, after: Observed) -> bool:
     return [r.row_index for r in before.requests] != [r.row_index for r in after.requests]
 
@@ -92,63 +114,86 @@ def nothing_but_memory_changes(before: Observed, after: Observed) -> bool:
     return before.same_weights(after) and before.forward_passes == after.forward_passes
 
 
-TABLE: dict[str, tuple[dict[str, Any], Any, Effect]] = {
-    # setting: (other settings it needs, its other value, what changes)
-    "epochs": ({"max_steps": None}, 2, metric_changes("step")),
-    "max_steps": ({}, 1, metric_changes("step")),
-    "learning_rate": ({}, 0.01, metric_changes("train_lr", weights=True)),
-    "min_learning_rate": ({}, 0.01, metric_changes("train_lr", weights=True)),
-    "optimizer_type": ({"weight_decay": 0.5}, "adam_with_cosine_annealing", weights_change),
-    "weight_decay": ({}, 0.5, weights_change),
-    "adam_beta1": ({}, 0.5, weights_change),
-    "adam_beta2": ({}, 0.5, weights_change),
-    "adam_eps": ({}, 0.1, weights_change),
-    "warmup_steps": ({}, 1, metric_changes("train_lr", weights=True)),
-    "max_grad_norm": ({"optimizer_type": "adamw_with_flat_lr", "adam_eps": 0.1}, 0.001, weights_change),
-    "batch_size": ({}, 4, weights_change),
-    "micro_batch_size": ({"batching_strategy": "static"}, 4, only_passes_change),
-    "max_seq_length": ({}, 16, only_passes_change),
-    "num_generations_per_prompt": ({"num_prompts_per_step": 4}, 2, weights_change),
-    "num_prompts_per_step": ({}, 4, weights_change),
-    "temperature": ({}, 0.5, metric_changes("train_entropy", weights=True)),
-    "top_k": ({}, 20, metric_changes("train_entropy", weights=True)),
-    "overlong_filtering": ({}, True, metric_changes("train_global_valid_toks", weights=True)),
-    "val_at_start": ({}, True, metric_changes("step", weights=False)),
-    "val_at_end": ({}, False, metric_changes("val_accuracy", weights=False)),
-    "val_check_interval": ({"max_steps": 3}, 0.25, metric_changes("val_accuracy", weights=False)),
-    "ref_policy_kl_penalty": ({}, 0.5, metric_changes("train_kl_penalty", weights=True)),
-    "use_on_policy_kl_approximation": ({"ref_policy_kl_penalty": 0.5}, False, weights_change),
-    "ratio_clip_min": (TWO_UPDATES, 0.001, metric_changes("train_probs_ratio_clamped_min")),
-    "ratio_clip_max": (TWO_UPDATES, 0.001, metric_changes("train_probs_ratio_clamped_max")),
-    "ratio_clip_c": ({**TWO_UPDATES, "learning_rate": 1.0}, 1.01, metric_changes("train_loss", weights=True)),
-    "advantage_clip_low": ({}, -0.1, metric_changes("train_advantages/min", weights=True)),
-    "advantage_clip_high": ({}, 0.1, metric_changes("train_advantages/max", weights=True)),
-    "normalize_rewards": ({}, False, metric_changes("train_advantages/max")),
-    "use_leave_one_out_baseline": ({"adam_eps": 0.1}, False, metric_changes("train_advantages/max", weights=True)),
-    "use_importance_sampling_correction": ({}, False, metric_changes("train_loss", weights=True)),
+MACHINE = ("*timing/*", "performance/*", "train_peak_memory_bytes")
+NOTHING: tuple[str, ...] = ()
+ANYTHING = ("*",)
+"""Other rows are sampled, or other responses to them."""
+VALIDATION = ("val_*",)
+RATE = ("train_lr",)
+LAYOUT = ("train_padding_share",)
+LOSS = ("train_loss", "train_grad_norm")
+ADVANTAGES = (*LOSS, "train_advantages/*")
+IMPORTANCE = (*LOSS, "train_sampling_importance_ratio", "train_is_oob_ratio")
+PROBABILITIES = (*LOSS, "train_sampling_importance_ratio", "train_*_error", "train_*entropy")
+CLIP = (*LOSS, "train_probs_ratio_clamped*")
+TRAINED_TOKENS = (*PROBABILITIES, "train_global_valid_*", "train_padding_share")
+
+TABLE: dict[str, tuple[dict[str, Any], Any, Effect, tuple[str, ...]]] = {
+    # setting: (other settings it needs, its other value, what changes, what of the first step's metrics may change)
+    "epochs": ({"max_steps": None}, 2, metric_changes("step"), NOTHING),
+    "max_steps": ({}, 1, metric_changes("step"), VALIDATION),
+    "learning_rate": ({}, 0.01, metric_changes("train_lr", weights=True), RATE),
+    "min_learning_rate": ({}, 0.01, metric_changes("train_lr", weights=True), NOTHING),
+    "optimizer_type": ({"weight_decay": 0.5}, "adam_with_cosine_annealing", weights_change, NOTHING),
+    "weight_decay": ({}, 0.5, weights_change, NOTHING),
+    "adam_beta1": ({}, 0.5, weights_change, NOTHING),
+    "adam_beta2": ({}, 0.5, weights_change, NOTHING),
+    "adam_eps": ({}, 0.1, weights_change, NOTHING),
+    "warmup_steps": ({}, 1, metric_changes("train_lr", weights=True), RATE),
+    "max_grad_norm": ({"optimizer_type": "adamw_with_flat_lr", "adam_eps": 0.1}, 0.001, weights_change, NOTHING),
+    "batch_size": ({}, 4, policy_before_is_scored, TRAINED_TOKENS),
+    "micro_batch_size": ({"batching_strategy": "static"}, 4, only_passes_change, LAYOUT),
+    "max_seq_length": ({}, 16, only_passes_change, LAYOUT),
+    "num_generations_per_prompt": ({"num_prompts_per_step": 4}, 2, weights_change, ANYTHING),
+    "num_prompts_per_step": ({}, 4, weights_change, ANYTHING),
+    "temperature": ({}, 0.5, metric_changes("train_entropy", weights=True), PROBABILITIES),
+    "top_k": ({}, 20, metric_changes("train_entropy", weights=True), PROBABILITIES),
+    "overlong_filtering": ({}, True, metric_changes("train_global_valid_toks", weights=True), TRAINED_TOKENS),
+    "val_at_start": ({}, True, metric_changes("step", weights=False), NOTHING),
+    "val_at_end": ({}, False, metric_changes("val_accuracy", weights=False), NOTHING),
+    "val_check_interval": ({"max_steps": 3}, 0.25, metric_changes("val_accuracy", weights=False), VALIDATION),
+    "ref_policy_kl_penalty": ({}, 0.5, reference_is_loaded, NOTHING),
+    "use_on_policy_kl_approximation": ({"ref_policy_kl_penalty": 0.5}, False, weights_change, NOTHING),
+    "ratio_clip_min": (TWO_UPDATES, 0.001, metric_changes("train_probs_ratio_clamped_min"), CLIP),
+    "ratio_clip_max": (TWO_UPDATES, 0.001, metric_changes("train_probs_ratio_clamped_max"), CLIP),
+    "ratio_clip_c": ({**TWO_UPDATES, "learning_rate": 1.0}, 1.01, metric_changes("train_loss", weights=True), LOSS),
+    "advantage_clip_low": ({}, -0.1, metric_changes("train_advantages/min", weights=True), ADVANTAGES),
+    "advantage_clip_high": ({}, 0.1, metric_changes("train_advantages/max", weights=True), ADVANTAGES),
+    "normalize_rewards": ({}, False, metric_changes("train_advantages/max", weights=True), ADVANTAGES),
+    "use_leave_one_out_baseline": (
+        {"adam_eps": 0.1}, False, metric_changes("train_advantages/max", weights=True), ADVANTAGES,
+    ),
+    "use_importance_sampling_correction": ({}, False, metric_changes("train_loss", weights=True), LOSS),
     "truncated_importance_sampling_type": (
         {**DRIFTED, "truncated_importance_sampling_ratio_min": 0.9, "truncated_importance_sampling_ratio": 1.1},
-        "icepop", metric_changes("train_sampling_importance_ratio", weights=True),
+        "icepop", metric_changes("train_sampling_importance_ratio", weights=True), IMPORTANCE,
     ),
-    "truncated_importance_sampling_ratio": (DRIFTED, 1.01, metric_changes("train_is_oob_ratio", weights=True)),
-    "truncated_importance_sampling_ratio_min": (DRIFTED, 0.99, metric_changes("train_is_oob_ratio", weights=True)),
-    "use_dynamic_sampling": ({}, True, metric_changes("train_dynamic_sampling_num_gen_batches")),
+    "truncated_importance_sampling_ratio": (
+        DRIFTED, 1.01, metric_changes("train_is_oob_ratio", weights=True), IMPORTANCE,
+    ),
+    "truncated_importance_sampling_ratio_min": (
+        DRIFTED, 0.99, metric_changes("train_is_oob_ratio", weights=True), IMPORTANCE,
+    ),
+    "use_dynamic_sampling": ({}, True, metric_changes("train_dynamic_sampling_num_gen_batches"), ANYTHING),
     "batch_multiplier": (
-        {"use_dynamic_sampling": True}, 2.0, metric_changes("train_dynamic_sampling_num_gen_batches"),
+        {"use_dynamic_sampling": True}, 2.0, metric_changes("train_dynamic_sampling_num_gen_batches"), ANYTHING,
     ),
-    "reward_shaping": ({}, {"stop_properly_penalty_coef": 0.5}, metric_changes("train_reward", weights=True)),
-    "reward_scaling": ({}, {"target_max": 2.0}, metric_changes("train_reward")),
-    "batching_strategy": ({}, "static", only_passes_change),
-    "train_mb_tokens": ({}, 200, only_passes_change),
-    "sequence_length_round": ({"train_mb_tokens": 64}, 1, metric_changes("train_padding_share", weights=False)),
-    "activation_checkpointing": ({}, True, nothing_but_memory_changes),
-    "seed": ({}, 7, rows_change),
-    "shuffle": ({}, False, rows_change),
+    "reward_shaping": (
+        {}, {"stop_properly_penalty_coef": 0.5}, metric_changes("train_reward", weights=True),
+        ("train_reward", *ADVANTAGES),
+    ),
+    "reward_scaling": ({}, {"target_max": 2.0}, metric_changes("train_reward", weights=False), ("train_reward",)),
+    "batching_strategy": ({}, "static", only_passes_change, LAYOUT),
+    "train_mb_tokens": ({}, 200, only_passes_change, LAYOUT),
+    "sequence_length_round": ({"train_mb_tokens": 64}, 1, metric_changes("train_padding_share", weights=False), LAYOUT),
+    "activation_checkpointing": ({}, True, nothing_but_memory_changes, NOTHING),
+    "seed": ({}, 7, rows_change, ANYTHING),
+    "shuffle": ({}, False, rows_change, ANYTHING),
 }  # fmt: skip
 
 ELSEWHERE = {
     "type": "the tag of the union, one value",
-    "max_new_tokens": "the sampler's cap: tests/rl/generation/test_gateway.py",
+    "max_new_tokens": "the sampler's cap, on real rollouts: tests/e2e/test_sampler_knobs.py",
     "dynamic_sampling_max_gen_batches": "ends the run: test_dynamic_sampling_gives_up_with_the_causes below",
     "max_rollout_turns": "the agent's own limit: tests/gym_bridge/test_package.py",
     "vllm_tensor_parallel_size": "vLLM's arguments: tests/rl/generation",
@@ -158,8 +203,8 @@ ELSEWHERE = {
     "policy_backend": "tests/rl/workers/test_lora.py, tests/gpu",
     "finetuning_type": "tests/rl/workers/test_lora.py",
     "lora": "tests/rl/workers/test_lora.py",
-    "router_aux_loss_coef": "refused by engine=local (launcher/rules/gaps.py)",
-    "hf_config_overrides": "tests/rl/workers/test_model_config.py",
+    "router_aux_loss_coef": "tests/rl/workers/test_router_loss.py",
+    "hf_config_overrides": "tests/rl/workers/test_model_config.py, tests/rl/generation/test_engine_death.py",
     "automodel_kwargs": "tests/gpu/test_automodel.py",
 }
 
@@ -167,6 +212,12 @@ ELSEWHERE = {
 def test_every_setting_is_in_a_table() -> None:
     assert TABLE.keys() | ELSEWHERE.keys() == TrainingConfig.model_fields.keys()
     assert not TABLE.keys() & ELSEWHERE.keys()
+
+
+def test_elsewhere_exists() -> None:
+    named = {path for where in ELSEWHERE.values() for path in re.findall(r"[a-z]\w*/[\w/.]+", where)}
+    assert len(named) > 8
+    assert [path for path in named if not (Path(__file__).parents[2] / path).exists()] == []
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +231,32 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def unchanged(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str, Any]], Observed]:
+    """The run that a change is compared with; many settings share one."""
+    runs: dict[str, Observed] = {}
+
+    def run(training: Mapping[str, Any]) -> Observed:
+        key = repr(training)
+        if key not in runs:
+            runs[key] = run_job(training, model_folder, tmp_path_factory.mktemp("unchanged") / "run")
+        return runs[key]
+
+    return run
+
+
 @pytest.mark.parametrize("setting", TABLE)
-def test_a_setting_changes_what_it_should(setting: str, model_folder: Path, tmp_path: Path) -> None:
-    others, value, effect = TABLE[setting]
-    before = run_job(others, model_folder, tmp_path / "before")
+def test_a_setting_changes_what_it_should_and_nothing_else(
+    setting: str, unchanged: Callable[[Mapping[str, Any]], Observed], model_folder: Path, tmp_path: Path
+) -> None:
+    others, value, effect, may_change = TABLE[setting]
+    before = unchanged(others)
     after = run_job({**others, setting: value}, model_folder, tmp_path / "after")
     assert effect(before, after), f"{setting}: {others} -> {value}"
+    both = before.first_step.keys() | after.first_step.keys()
+    kept = [name for name in both if not any(fnmatch(name, pattern) for pattern in may_change)]
+    for name in kept:
+        assert after.first_step.get(name) == pytest.approx(before.first_step.get(name), rel=1e-4, abs=1e-6), name
 
 
 def test_dynamic_sampling_gives_up_with_the_causes(model_folder: Path, tmp_path: Path) -> None:
@@ -208,12 +279,24 @@ def test_a_failed_rollout_touches_no_baseline(model_folder: Path, tmp_path: Path
     assert run.of("train_total_reward/mean") == [pytest.approx(0.5)]
 
 
+def test_overlong_filtering_of_every_rollout_leaves_the_weights_alone(model_folder: Path, tmp_path: Path) -> None:
+    untouched = run_job({"max_steps": 1, "overlong_filtering": True}, model_folder, tmp_path / "run",
+                        is_truncated=lambda length: True)  # fmt: skip
+    assert untouched.of("train_loss") == untouched.of("train_grad_norm") == [0.0]
+    assert untouched.of("train_global_valid_toks") == [0]
+    assert untouched.of("train_advantages/max") != [0.0], "they count in their groups all the same"
+    weights = load_file(model_folder / "model.safetensors")
+    assert all(torch.equal(untouched.weights[name], weights[name]) for name in untouched.weights)
+
+
 class InProcess:
     """A ``Policy`` of one rank without Ray."""
 
     def __init__(self, rank: PolicyRank):
         self._rank = rank
         self.forward_passes = 0
+        self.scoring_passes = 0
+        self.holds_reference = rank._reference is not None
 
     async def train(self, batches: Sequence[RankBatch], *, learning_rate: float) -> StepResult:
         (batch,) = batches
@@ -221,6 +304,7 @@ class InProcess:
         return joined_results([self._rank.train(batch, learning_rate)])
 
     async def logprobs(self, batches: Sequence[RankBatch]) -> list[tuple[FloatArray, ...]]:
+        self.scoring_passes += sum(len(batch.micro_batches) for batch in batches)
         return [self._rank.logprobs(batch) for batch in batches]
 
     async def write_weights(self, folder: Path) -> None:
@@ -235,6 +319,7 @@ def graded(row: int, rollout: int) -> float:
 def run_job(
     training: Mapping[str, Any], model_folder: Path, path: Path,
     rewards: Callable[[int, int], float | None] = graded,
+    is_truncated: Callable[[int], bool] = lambda length: length > 9,
 ) -> Observed:  # fmt: skip
     job = JobConfig.model_validate({
         "model": {"name": str(model_folder), "dtype": "float32"}, "dataset": "d", "environment": "e",
@@ -245,7 +330,7 @@ def run_job(
     threads = torch.get_num_threads()
     settings = rank_settings(job, plan, model_folder=model_folder, device="cpu")
     policy = InProcess(PolicyRank(settings, rank=0, num_ranks=1, rendezvous="", num_threads=threads, log_file=None))
-    source = Recording(rewards)
+    source = Recording(rewards, is_truncated)
     run = make_run_directory(path)
     weights = path / "weights"
     weights.mkdir()
@@ -264,20 +349,24 @@ def run_job(
         metrics=run.read_metrics(),
         requests=source.requests,
         forward_passes=policy.forward_passes,
+        scoring_passes=policy.scoring_passes,
+        holds_reference=policy.holds_reference,
     )
 
 
 class Recording:
     """A ``RolloutSource`` that makes each rollout from its row and number, and remembers what was asked for."""
 
-    def __init__(self, rewards: Callable[[int, int], float | None]):
-        self._rewards = rewards
+    def __init__(self, rewards: Callable[[int, int], float | None], is_truncated: Callable[[int], bool]):
+        self._rewards, self._is_truncated = rewards, is_truncated
         self.requests: list[RolloutRequest] = []
         self.policy_version = 0
 
     async def collect(self, requests: Sequence[RolloutRequest]) -> Any:
         self.requests += requests
-        script = ScriptedSource([scripted(r.row_index, r.rollout_id, self._rewards) for r in requests])
+        script = ScriptedSource(
+            [scripted(r.row_index, r.rollout_id, self._rewards, self._is_truncated) for r in requests]
+        )
         async for rollout in script.collect(requests):
             yield rollout
 
@@ -291,7 +380,9 @@ class Recording:
         """Nothing runs."""
 
 
-def scripted(row: int, rollout: int, rewards: Callable[[int, int], float | None]) -> Rollout:
+def scripted(
+    row: int, rollout: int, rewards: Callable[[int, int], float | None], is_truncated: Callable[[int], bool]
+) -> Rollout:
     numbers = random.Random(f"{row}/{rollout}")
     length = numbers.randrange(2, 12)
     reward = rewards(row, rollout)
@@ -300,11 +391,12 @@ def scripted(row: int, rollout: int, rewards: Callable[[int, int], float | None]
         prompt_token_ids=prompt,
         token_ids=tuple(numbers.randrange(VOCABULARY) for _ in range(length)),
         logprobs=tuple(-4.1 + 0.4 * (numbers.random() - 0.5) for _ in range(length)),
-        finish_reason="length" if length > 9 else "stop",
+        finish_reason="length" if is_truncated(length) else "stop",
     )
     return Rollout(
         group_id=0, rollout_id=0, row_index=row, agent="agent", turns=(turn,), reward=reward,
-        failure="timeout" if reward is None else None, truncated=length > 9, policy_version=0, prompt="", response="",
+        failure="timeout" if reward is None else None, truncated=is_truncated(length), policy_version=0, prompt="",
+        response="",
     )  # fmt: skip
 
 

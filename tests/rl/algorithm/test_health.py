@@ -1,4 +1,7 @@
-"""Each verdict fires on a run crafted to be ill in that one way, once, and none on a run that learns."""
+"""Each verdict fires on a run crafted to be ill in that one way, once, and none on the demo."""
+
+import json
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +9,7 @@ from launcher.schema.groups import HealthConfig
 from rl.health import new_verdicts, verdicts
 from rl.metric_docs import metric_doc
 
+DEMO = json.loads((Path(__file__).parents[2] / "vectors" / "demo_metrics.json").read_text())["runs"]
 HEALTHY = {
     "train_reward": 0.4,
     "train_baseline_reward/pct_mixed": 90.0,
@@ -40,17 +44,41 @@ def test_a_healthy_run_is_silent():
     assert all(names(history[:step]) == [] for step in range(len(history) + 1))
 
 
-def test_a_run_that_learns_its_task_is_silent():
-    """Like the numbered-list task: most responses cut off at first, entropy falling, fewer mixed groups at the end."""
-    history = run(
-        16,
-        train_reward=lambda step: 0.21 + 0.04 * step,
-        train_truncation_rate=lambda step: max(0.6 - 0.05 * step, 0.02),
-        train_approx_entropy=lambda step: 0.9 * 0.87**step,
-        train_token_mult_prob_error=lambda step: 1.03 + 0.02 * (step % 2),
-        **{"train_baseline_reward/pct_mixed": lambda step: 100.0 - 4.5 * step},
-    )
+def demo(demo_run, **changing):
+    """The recorded demo, with some metrics as functions of (step counted from 0, recorded value)."""
+    step, history = 0, []
+    for record in demo_run["metrics"]:
+        changed = {}
+        if "train_reward" in record:
+            changed = {name: value(step, record[name]) for name, value in changing.items()}
+            step += 1
+        history.append(record | changed)
+    return history
+
+
+@pytest.mark.parametrize("demo_run", DEMO, ids=lambda demo_run: demo_run["run"])
+def test_the_demo_is_silent(demo_run):
+    history = demo(demo_run)
+    assert [record["step"] for record in history] == list(range(17))
+    assert all(HEALTHY.keys() <= record.keys() for record in history[1:])
     assert all(names(history[:step]) == [] for step in range(len(history) + 1))
+
+
+@pytest.mark.parametrize("demo_run", DEMO, ids=lambda demo_run: demo_run["run"])
+def test_the_demo_with_one_illness_gives_one_verdict(demo_run):
+    """Each verdict stands out against real metrics, and drags no other along."""
+    ill = {
+        "no_spread": series("baseline_reward/pct_mixed", lambda step, value: value if step < 8 else 0.0),
+        "entropy_collapse": series("approx_entropy", lambda step, value: value * 0.7**step),
+        "truncation": series("truncation_rate", lambda step, value: value if step < 10 else 0.9),
+        "failures": series("failed_share", lambda step, value: 0.02 * (step // 4)),
+        "sampler_drift": series("token_mult_prob_error", lambda step, value: value + 0.01 * step),
+    }
+    for name, changing in ill.items():
+        told = {verdict.name for end in range(18) for verdict in verdicts(demo(demo_run, **changing)[:end])}
+        assert told == {name}
+    twice_as_long = [*demo(demo_run), *demo(demo_run, train_reward=lambda step, value: 0.3 + 0.05 * (-1) ** step)[1:]]
+    assert names(twice_as_long) == ["reward_flat"]
 
 
 @pytest.mark.parametrize(

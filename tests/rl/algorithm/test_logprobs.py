@@ -55,6 +55,18 @@ def test_a_vocabulary_too_large_for_one_block_per_chunk():
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), weight)[0])
 
 
+def test_entropies_in_float32_of_a_real_vocabulary():
+    """Sums over 49,152 tokens that lose nothing: one after the other they would be off by 1e-3."""
+    random = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(50, 49_152, generator=random) * 3, torch.arange(50)
+    logprobs, entropies = token_logprobs(
+        torch.eye(50), logits.T.contiguous(), None, targets, temperature=1.0, top_k=None, chunk=50
+    )
+    exact = torch.distributions.Categorical(logits=logits.double())
+    torch.testing.assert_close(entropies.double(), exact.entropy(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(logprobs.double(), exact.log_prob(targets), rtol=0, atol=1e-4)
+
+
 def test_a_tied_embedding_gathers_both_gradients():
     _, embedding, _, targets = inputs()
     rows = torch.tensor([1, 2, 3, 4, 5, 6, 1])
