@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from rl.workers.attention import CPU_ATTENTION
 from rl.workers.automodel import load_automodel
 from rl.workers.model_config import read_model_config
 from rl.workers.policy import PolicyModel
@@ -63,7 +64,7 @@ def load_language_model(settings: ModelSettings, device: torch.device) -> PreTra
         settings.folder,
         config=config,
         dtype=torch.float32,
-        attn_implementation="sdpa",
+        attn_implementation=CPU_ATTENTION if device.type == "cpu" else "sdpa",
         trust_remote_code=settings.trust_remote_code,
         local_files_only=True,
     )
