@@ -57,9 +57,8 @@ def main() -> None:
     print(f"  matrix product              {peak / 1e9:7,.0f} GFLOP/s")
     print(f"  optimizer step              {seconds:7.2f} s for {num_tokens} tokens in rows of {options.length}")
     print(f"  trained tokens per second   {num_tokens / seconds:7,.0f}")
-    print(
-        f"  operations                  {done / seconds / 1e9:7,.0f} GFLOP/s, {done / seconds / peak:.0%} of the product"
-    )
+    rate = done / seconds
+    print(f"  operations                  {rate / 1e9:7,.0f} GFLOP/s, {rate / peak:.0%} of the product")
 
 
 def fastest_step(policy: PolicyModel, options: argparse.Namespace) -> tuple[float, float]:
