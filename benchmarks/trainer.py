@@ -1,6 +1,6 @@
 """The trainer's speed on long rows, as a share of this machine's own matrix products.
 
-    .venv/bin/python benchmarks/trainer.py [--rows 2] [--length 512] [--micro-batches 4] [--steps 3]
+    .venv/bin/python benchmarks/trainer.py [--rows 4] [--length 512] [--micro-batches 2] [--steps 3]
 
 Trains the demo's model, float32 masters under bfloat16 autocast, on random tokens: forward, backward, clipping and
 optimizer. Operations are counted as usual: 6 per weight and trained token, where weights are those of matrix products
@@ -38,9 +38,9 @@ LOSS = LossSettings(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2, help="rows of a micro-batch (2)")
+    parser.add_argument("--rows", type=int, default=4, help="rows of a micro-batch (4)")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row (512)")
-    parser.add_argument("--micro-batches", type=int, default=4, help="of an optimizer step (4)")
+    parser.add_argument("--micro-batches", type=int, default=2, help="of an optimizer step (2)")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps, of which the fastest counts (3)")
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
