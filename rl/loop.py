@@ -163,7 +163,7 @@ class TrainingLoop:
             micro_batches=[batch for ranks in batches for rank in ranks for batch in rank.micro_batches],
             seconds=watch.with_total(),
         )
-        self._report.rollouts(step, rollouts, advantages=advantages)
+        self._report.rollouts(step, sampled, advantages=_where_trained(sampled, rollouts, advantages))
         self._report.step({"step": step, **metrics, **validation})
 
     async def _collect_groups(self) -> tuple[list[Rollout], list[Rollout], GroupSelection | None]:
@@ -255,3 +255,11 @@ class TrainingLoop:
             rollouts = await self._collect(requests)
         self._report.validation_rollouts(step, rollouts)
         return validation_metrics(rollouts)
+
+
+def _where_trained(
+    sampled: Sequence[Rollout], trained: Sequence[Rollout], advantages: Sequence[float]
+) -> list[float | None]:
+    """The advantage of each sampled rollout; None where dynamic sampling left its group out."""
+    of_trained = {(r.group_id, r.rollout_id): value for r, value in zip(trained, advantages, strict=True)}
+    return [of_trained.get((rollout.group_id, rollout.rollout_id)) for rollout in sampled]

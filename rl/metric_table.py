@@ -122,11 +122,12 @@ TRAINING: dict[str, MetricDoc] = {
         "more responses (training.num_generations_per_prompt), a finer reward, rows of other difficulty, "
         "training.use_dynamic_sampling"),
     "advantages/mean": _doc(
-        "Mean advantage of a trained token, after clipping.",
-        "sum_i A_i n_i / sum_i n_i, n_i tokens of rollout i", "sampled tokens of trained rollouts",
+        "Mean advantage of a sampled token, after clipping.",
+        "sum_i A_i n_i / sum_i n_i, n_i tokens of rollout i",
+        "sampled tokens of scored rollouts in trained groups, those of overlong filtering too",
         "near 0; above: better responses are longer; below: they are shorter", _NOTHING),
     "advantages/sum": _doc(
-        "Sum of advantages over trained tokens. NeMo RL sums over the padded matrix, before clipping.",
+        "Sum of advantages over sampled tokens. NeMo RL sums over the padded matrix, before clipping.",
         "sum_i A_i n_i", "none", _NOT_A_GOAL, _NOTHING),
     "advantages/max": _doc(
         "Largest advantage, after clipping.", "max_i A_i", "none",

@@ -81,8 +81,8 @@ class Report:
         self._display.steps(self._step, self._plan.num_steps, activity)
         self._write_status("running", phase=activity)
 
-    def rollouts(self, step: int, rollouts: Sequence[Rollout], *, advantages: Sequence[float]) -> None:
-        """Keep the training rollouts of a step."""
+    def rollouts(self, step: int, rollouts: Sequence[Rollout], *, advantages: Sequence[float | None]) -> None:
+        """Keep everything that was sampled for a step; the advantage is None where a group was not trained."""
         pairs = zip(rollouts, advantages, strict=True)
         self._run.write_rollouts(step, [asdict(rollout) | {"advantage": advantage} for rollout, advantage in pairs])
 

@@ -63,8 +63,9 @@ def _last_step(directory: RunDirectory, *, validation: bool) -> int:
 
 def _show(console: Console, record: Mapping[str, Any]) -> None:
     score = "failed" if record["failure"] is not None else f"reward {record['reward']:.3f}"
-    if record.get("advantage") is not None:
-        score += f"  advantage {record['advantage']:+.3f}"
+    if "advantage" in record:
+        advantage = record["advantage"]
+        score += "  group not trained" if advantage is None else f"  advantage {advantage:+.3f}"
     num_tokens = sum(len(turn["token_ids"]) for turn in record["turns"])
     length = f"{num_tokens} tokens{', truncated' if record['truncated'] else ''}"
     title = f"row {record['row_index']} #{record['rollout_id']}  {score}  {length}"

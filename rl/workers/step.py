@@ -3,6 +3,9 @@
 Micro-batches and ranks only split the work: the loss is normalised by the token count of the whole optimizer step, so
 that gradients add up to the same sum however it is split (FSDP2 averages over ranks, hence the factor
 data_parallel_size).
+
+A step in which no rollout has a gradient leaves the weights exactly as they are. Deviation from NeMo RL: it steps with
+a gradient of zeros, so that weight decay and momentum act all the same.
 """
 
 import math

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_bridge.types import Rollout, RolloutRequest, Turn
 from launcher.compile import compile_plan
-from launcher.run_directory import make_run_directory
+from launcher.run_directory import RunDirectory, make_run_directory
 from launcher.schema.job import JobConfig
 from launcher.schema.training import TrainingConfig
 from rl.display import PlainDisplay
@@ -263,6 +263,22 @@ def test_dynamic_sampling_gives_up_with_the_causes(model_folder: Path, tmp_path:
     with pytest.raises(Exception, match=r"dynamic_sampling_max_gen_batches.*\n.*all rewards 0"):
         run_job({"use_dynamic_sampling": True, "dynamic_sampling_max_gen_batches": 2}, model_folder, tmp_path / "run",
                 rewards=lambda row, rollout: 0.0)  # fmt: skip
+
+
+def test_rollouts_that_dynamic_sampling_left_out_can_be_read(model_folder: Path, tmp_path: Path) -> None:
+    """Why a group was dropped, a failure above all, is seen in what it sampled."""
+
+    def one_fails(row: int, rollout: int) -> float | None:
+        return None if (row % 3, rollout) == (0, 1) else graded(row, rollout)
+
+    settings = {"use_dynamic_sampling": True, "max_steps": 1, "val_at_end": False}
+    run = run_job(settings, model_folder, tmp_path / "run", rewards=one_fails)
+    records = RunDirectory(tmp_path / "run").read_rollouts(1)
+    assert len(records) == len(run.requests) > 8
+    dropped = [record for record in records if record["row_index"] % 3 == 0]
+    assert {record["advantage"] for record in dropped} == {None}
+    assert sum(record["failure"] is not None for record in dropped) == len(dropped) // 4 > 0
+    assert sum(record["advantage"] is not None for record in records) == 8
 
 
 def test_too_many_failures_stop_the_run_with_the_reasons(model_folder: Path, tmp_path: Path) -> None:
