@@ -201,7 +201,7 @@ def test_killed_at_random_instants_a_set_is_old_or_new(kind, tmp_path, request):
     chance = random.Random(7)
     versions = {}
     for version in ("old", "new"):
-        files = {f"{version}/{index}.bin": version * 20_000 + str(index) for index in range(40)}
+        files = {f"{version}/{index}.bin": version * 20_000 + str(index) for index in range(12)}
         versions[version] = write(tmp_path / version, files)
     expected = {version: contents(folder) for version, folder in versions.items()}
     store.upload(versions["old"], "env", replace=True)
