@@ -94,6 +94,7 @@ class VllmActor:
         self._settings = settings
         self._call_log = CallLog(call_file)
         self._num_aborted = 0
+        self._asleep = False  # vLLM's is_sleeping() is also true of an engine that is only paused
 
     @_failing_plainly
     async def open_port(self) -> tuple[int, str]:
@@ -154,6 +155,7 @@ class VllmActor:
         """Give GPU memory back; the next weights wake vLLM up."""
         self._num_aborted += self._gateway.in_flight
         await self._engine.sleep(level=1, mode="abort")
+        self._asleep = True
 
     @_failing_plainly
     async def transfer(self, step: TransferStep, payload: Any = None) -> None:
@@ -191,10 +193,11 @@ class VllmActor:
                 await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             else:
                 await self._load_adapter(folder, f"{SERVED_NAME}-{policy_version}")
-        if await self._engine.is_sleeping():
-            await self._engine.wake_up(["kv_cache"])
         await self._engine.reset_prefix_cache()  # cached keys and values are the old policy's
         self._gateway.policy_version = policy_version
+        if self._asleep:
+            await self._engine.wake_up(["kv_cache"])
+            self._asleep = False
         await self._engine.resume_generation()
         num_aborted, self._num_aborted = self._num_aborted, 0
         return num_aborted
@@ -202,7 +205,7 @@ class VllmActor:
     async def _stop_sampling(self) -> None:
         self._num_aborted += self._gateway.in_flight
         await self._engine.pause_generation(mode="abort")
-        if await self._engine.is_sleeping():
+        if self._asleep:  # waking what does not sleep would let it sample again
             await self._engine.wake_up(["weights"])
 
     async def _load_adapter(self, folder: Path, name: str) -> None:
