@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     """Convert, upload when asked to, and print one JSON object."""
     from gym_bridge.versions import DEFAULT_GYM_VERSION, gym_version
     from launcher.environment.convert import convert_environment
+    from launcher.environment.scaffold import first_training
 
     gym = gym_version(DEFAULT_GYM_VERSION)
     conversion = _conversion(options, verifiers=gym.verifiers)
@@ -97,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
     if options.upload:
         answer |= _upload(conversion, options)
     print(json.dumps(answer))
+    command = first_training(
+        conversion.name, format="adapter-wheels-v1", package=conversion.out_dir, dataset=conversion.dataset_dir
+    )
+    print(f"next: {command}", file=sys.stderr)
     return 0
 
 

@@ -4,6 +4,7 @@ import ensurepip
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,35 +97,42 @@ class Index:
         page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
 
 
+@contextmanager
+def served_index(root: Path) -> Iterator[Index]:
+    """An empty index in a folder that does not exist yet."""
+    (root / "simple").mkdir(parents=True)
+    index = Index(root)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(root))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        index.url = f"http://127.0.0.1:{server.server_port}/simple/"
+        yield index
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     """Has stand-ins under the names that both installs of a package ask for, and is the only index there is."""
-    index = Index(tmp_path / "index")
-    (index.root / "simple").mkdir(parents=True)
-    for wheel in (
-        pure_wheel("nemo-gym", "0.4.0", {"nemo_gym.py": ""}, requires=["fast", "ray[default]"]),
-        pure_wheel("ray", "2.60.0", {"ray.py": ""}, requires=["dashboard; extra == 'default'"]),
-        pure_wheel("ray", "2.61.0", {"ray.py": ""}),
-        pure_wheel("openai", "2.7.2", {"openai.py": ""}),
-        pure_wheel("dashboard", "1.0", {"dashboard.py": ""}),
-        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_x86_64"),
-        pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_aarch64"),
-    ):
-        index.add(*wheel)
-    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
-    index.add(pip.name, pip.read_bytes())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(index.root)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    index.url = url = f"http://127.0.0.1:{server.server_port}/simple/"
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_EXTRA_INDEX_URL", "UV_INDEX"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (
-        ("UV_DEFAULT_INDEX", url), ("UV_INDEX_URL", url), ("PIP_INDEX_URL", url), ("PIP_CONFIG_FILE", "/dev/null"),
-        ("UV_CACHE_DIR", str(tmp_path / "uv")), ("UV_TOOL_DIR", str(tmp_path / "tools")), ("UV_NO_CONFIG", "1"),
-    ):  # fmt: skip
-        monkeypatch.setenv(name, value)
-    yield index
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served_index(tmp_path / "index") as index:
+        for wheel in (
+            pure_wheel("nemo-gym", "0.4.0", {"nemo_gym.py": ""}, requires=["fast", "ray[default]"]),
+            pure_wheel("ray", "2.60.0", {"ray.py": ""}, requires=["dashboard; extra == 'default'"]),
+            pure_wheel("ray", "2.61.0", {"ray.py": ""}),
+            pure_wheel("openai", "2.7.2", {"openai.py": ""}),
+            pure_wheel("dashboard", "1.0", {"dashboard.py": ""}),
+            pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_x86_64"),
+            pure_wheel("fast", "1.0", {"fast.py": ""}, tag="cp313-cp313-manylinux_2_28_aarch64"),
+        ):
+            index.add(*wheel)
+        (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
+        index.add(pip.name, pip.read_bytes())
+        for name, value in (
+            ("UV_DEFAULT_INDEX", index.url), ("UV_INDEX_URL", index.url), ("PIP_INDEX_URL", index.url),
+            ("PIP_CONFIG_FILE", "/dev/null"), ("UV_CACHE_DIR", str(tmp_path / "uv")),
+            ("UV_TOOL_DIR", str(tmp_path / "tools")), ("UV_NO_CONFIG", "1"),
+        ):  # fmt: skip
+            monkeypatch.setenv(name, value)
+        yield index

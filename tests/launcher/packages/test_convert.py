@@ -1,27 +1,23 @@
-"""Conversion of a hub's environment, against an index on loopback; once with the real ``verifiers``."""
+"""Conversion of a hub's environment, against an index on loopback; the real ``verifiers`` is in e2e/test_offline.py."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gym_bridge.versions import DEFAULT_GYM_VERSION, GYM_VERSIONS
 from launcher import cli
 from launcher.commands import convert
 from launcher.environment.convert_examples import LoadRequest, hub_examples
 from launcher.environment.convert_rows import prompt_rows, split_rows
 from launcher.environment.package import check_package
 from launcher.environment.pure_wheel import pure_wheel
-from launcher.environment.scaffold import scaffold_package
 from launcher.environment.wheels import Target
 from launcher.filesets import FileSetStore
 from launcher.schema.problems import LauncherError
 from tests.launcher.packages.conftest import Index
 
-GYM = GYM_VERSIONS[DEFAULT_GYM_VERSION]
 VERIFIERS = """
 import importlib
 
@@ -89,8 +85,10 @@ def test_the_published_tree_for_both_architectures(
 ) -> None:
     more = ("--hub-version", "0.1.0", "--validation-fraction", "0.1", "--arch", "x86_64", "--arch", "aarch64")
     status = convert.main(arguments(hub, tmp_path, *more))
-    answer = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
     assert status == 0
+    assert printed.err.splitlines()[-1].startswith("next: grpo train recipe=demo environment=adapter_wheels ")
     assert (answer["valid"], answer["format"], answer["name"]) == (True, "adapter-wheels-v1", "spelling")
     assert (answer["hub_version"], answer["num_training_rows"], answer["num_validation_rows"]) == ("0.1.0", 9, 1)
 
@@ -185,23 +183,6 @@ def test_an_environment_that_does_not_load_is_told_in_its_own_words(hub: Index, 
     request = LoadRequest(project="spelling", vf_env_id="spelling", vf_env_args={"no": 1}, size=-1, seed=None)
     with pytest.raises(LauncherError, match=r"(?s)load_environment\('spelling'\) failed.*unexpected keyword argument"):
         hub_examples(request, ["spelling==0.1.0"], index_url=hub.url, wheels=None, scratch=tmp_path)
-
-
-@pytest.mark.e2e
-@pytest.mark.timeout(600)
-def test_the_real_verifiers_loads_an_environment(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # verifiers comes from where packages usually come from
-    scaffold_package("word-count", format="adapter-wheels-v1", into=tmp_path)
-    (wheel,) = (tmp_path / "word-count" / "wheels").iterdir()
-    shutil.rmtree(index.root / "simple")  # the stand-ins would win
-    index.add(wheel.name, wheel.read_bytes())
-    request = LoadRequest(project="word-count", vf_env_id="word-count", vf_env_args={}, size=4, seed=1)
-    requirements = ["word-count==0.1.0", f"verifiers=={GYM.verifiers}"]
-    found = hub_examples(request, requirements, index_url=index.url, wheels=None, scratch=tmp_path)
-    assert (found.version, len(found.examples)) == ("0.1.0", 4)
-    for row in prompt_rows(found.examples, vf_env_id="word-count"):
-        assert row["question"].startswith(f"Write one sentence of exactly {row['answer']} words about ")
-        assert row["responses_create_params"]["input"] == [{"role": "user", "content": row["question"]}]
 
 
 def test_an_environment_that_hangs_is_ended(hub: Index, tmp_path: Path) -> None:
