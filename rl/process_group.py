@@ -30,6 +30,14 @@ async def end_process_group(leader: int, *, timeout_s: float) -> None:
         _kill(pid)
 
 
+async def wait_for_end(pid: int, *, timeout_s: float) -> None:
+    """Wait until a process that was told to end is gone, or for as long as it may take."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
+    while is_alive(pid) and loop.time() < end:
+        await asyncio.sleep(PAUSE_S)
+
+
 def group_members(leader: int) -> list[int]:
     """Living processes of a group, newest first."""
     members = []

@@ -22,11 +22,12 @@ from rl.actor_output import last_words
 from rl.generation.actor import SERVED_NAME, GenerationSettings, VllmActor
 from rl.generation.call_log import CallLogReader
 from rl.gpus import gpu_variables
-from rl.process_group import end_process_group, is_alive
+from rl.process_group import end_process_group, is_alive, wait_for_end
 
 START_TIMEOUT_S = 600.0
 """Bound on each phase of a start."""
 SYNC_TIMEOUT_S = 300.0
+KILL_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 60.0
 WATCH_INTERVAL_S = 2.0
@@ -135,6 +136,8 @@ class VllmEngine:
         """End vLLM and all its processes at once; bounded."""
         ray.kill(self._actor)
         if "actor" in self.pids:
+            # Ray prints a warning over the run's own output when an actor dies before it has told it to.
+            await wait_for_end(self.pids["actor"], timeout_s=KILL_TIMEOUT_S)
             await end_process_group(self.pids["actor"], timeout_s=STOP_TIMEOUT_S)
         self._calls.close()
 
