@@ -31,7 +31,7 @@ from launcher.origins import dotted, leaves, value_at
 from launcher.overrides import REFERENCE_GROUPS
 from launcher.schema.problems import LauncherError, Problem
 from launcher.suggest import did_you_mean
-from launcher.validation import defaults, required_keys
+from launcher.validation import defaults, required_keys, schema_fields
 
 VERSION_BASE = "1.3"
 _SCHEMA = "schema"
@@ -138,7 +138,8 @@ def show_config(overrides: Sequence[str], *, part: str, package: str | None, res
     arguments = list(hydra_arguments(overrides, composer).overrides)
     with hydra_running(composer) as running:
         if package is not None and OmegaConf.select(sweep_config(composer, arguments), package) is None:
-            fix = "name a section of the config, such as training"
+            sections = [dotted(path) for path, _, section in schema_fields() if section is not None]
+            fix = did_you_mean(package, [*sections, "hydra.sweep"], otherwise="name a section, such as training")
             raise LauncherError([Problem(code="unknown-key", path=package, message="is not in the config", fix=fix)])
         running.show_cfg(APP, arguments, part, package, resolve)
 

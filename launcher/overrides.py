@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.paths import RECIPE
 from launcher.schema.problems import Problem
 from launcher.suggest import did_you_mean
 from launcher.yaml_files import KeyPath
@@ -61,7 +62,7 @@ def parse_overrides(texts: Iterable[str], *, groups: Mapping[str, Sequence[str]]
         try:
             override: Override = parser.parse_override(text)
         except (HydraException, RecursionError) as error:
-            result.problems.append(_unparsable(text, error))
+            result.problems.append(_unparsable(text, error, recipes=groups[RECIPE]))
             continue
         if override.is_hydra_override():
             fix = "add -m to `grpo train` for a sweep, or leave it out; engine.runs_dir says where a run is written"
@@ -104,9 +105,10 @@ def _choose(
         )  # fmt: skip
 
 
-def _unparsable(text: str, error: Exception) -> Problem:
+def _unparsable(text: str, error: Exception, *, recipes: Iterable[str]) -> Problem:
     if "=" not in text:
-        return _problem(text, "is not key=value", "write key=value, or ~key for the default")
+        otherwise = "write key=value, or ~key for the default"
+        return _problem(text, "is not key=value", did_you_mean(text, recipes, otherwise=otherwise, prefix=f"{RECIPE}="))
     reason = str(error).splitlines()[0] if str(error) else "it nests too deep"
     return _problem(text, f"cannot be read: {reason}", "quote the value, as in key='a value, with marks'")
 

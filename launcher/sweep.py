@@ -18,7 +18,13 @@ from launcher.compose import APP
 from launcher.origins import dotted, leaves
 from launcher.paths import RECIPE
 from launcher.schema.problems import LauncherError, Problem, RunFailed
-from launcher.sweep_checks import common_problems, expand_grid, reward_problems, trial_problems
+from launcher.sweep_checks import (
+    common_problems,
+    composition_problems,
+    expand_grid,
+    reward_problems,
+    trial_problems,
+)
 
 _log = logging.getLogger(__name__)
 TRIAL_FILE = "trial.json"
@@ -95,7 +101,9 @@ def run_sweep(
     try:
         settings = sweep_config(checker.composer, arguments.overrides).hydra
     except LauncherError as error:
-        raise LauncherError(_without_sweep(overrides, checker, job_json) or error.problems) from None
+        raise LauncherError(
+            composition_problems(overrides, checker.composer, job_json=job_json) or error.problems
+        ) from None
     directory = Path(str(settings.sweep.dir)).resolve()
     _require_unused(directory)
     is_grid = settings.sweeper._target_ == _GRID
@@ -225,18 +233,6 @@ def _status(result: TrialResult) -> str:
 
 def _reward(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _without_sweep(overrides: Sequence[str], checker: Checker, job_json: Path | None) -> tuple[Problem, ...]:
-    """Our own, better report on overrides that Hydra refuses to compose."""
-    from launcher.hydra_app import is_sweep_or_hydra
-
-    single = [text for text in overrides if not is_sweep_or_hydra(text)]
-    try:
-        problems = checker.check(single, job_json=job_json, config_only=True).problems
-    except LauncherError as error:
-        problems = error.problems
-    return tuple(problem for problem in problems if problem.severity == "error" and problem.code != "missing-key")
 
 
 def _presets(settings: Any, overrides: Sequence[str], checker: Checker) -> list[str]:

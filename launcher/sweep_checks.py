@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checking import Checked, Checker
+from launcher.compose import Composer
 from launcher.origins import touches
+from launcher.resolve import draft_job
 from launcher.rules import rule
 from launcher.schema.problems import LauncherError, Problem
 from launcher.validation import key_paths
@@ -122,6 +124,20 @@ def reward_problems(checked: Checked) -> list[Problem]:
         return [Problem(code="no-reward", path="training.val_at_end", message=message,
                         fix="set training.val_at_end=true, or training.val_check_interval")]  # fmt: skip
     return []
+
+
+def composition_problems(
+    overrides: Sequence[str], composer: Composer, *, job_json: Path | None = None
+) -> tuple[Problem, ...]:
+    """Our own, better report on overrides that Hydra refuses to compose, of which it says the first problem only."""
+    from launcher.hydra_app import is_sweep_or_hydra
+
+    single = [text for text in overrides if not is_sweep_or_hydra(text)]
+    try:
+        problems: Sequence[Problem] = draft_job(single, job_json=job_json, composer=composer).problems
+    except LauncherError as error:
+        problems = error.problems
+    return tuple(problem for problem in problems if problem.code not in ("missing-key", "union_tag_not_found"))
 
 
 def _parsed(texts: Sequence[str], checker: Checker) -> list[Any]:

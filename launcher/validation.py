@@ -1,6 +1,7 @@
 """From a plain tree to a ``JobConfig``: every field error as a problem, and a job to run the rules on all the same."""
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -25,6 +26,8 @@ _PLACEHOLDERS: Mapping[KeyPath, Any] = {
 }
 """What stands in for a required value that is missing or broken, so that the other values can still be checked."""
 _MOST_PASSES = 50
+_QUOTED = re.compile(r"[-+]?[0-9.][0-9._]*(e[-+]?[0-9]+)?|true|false|null", re.IGNORECASE)
+"""Text that would be a value of another kind without its quotes."""
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -143,7 +146,11 @@ def _problem(details: ErrorDetails, path: KeyPath) -> Problem:
         case "extra_forbidden":
             code, message, fix = "unknown-key", "is not a setting", _place_of(path)
         case "missing":
-            code, message, fix = "missing-key", "is required and not set", f"set {dotted(path)}=..."
+            code, message, fix = (
+                "missing-key",
+                "is required and not set",
+                f"set {dotted(path)}=..., or name a recipe that does: recipe=...",
+            )
         case "union_tag_not_found" | "union_tag_invalid":
             found = "is missing and has no default" if kind == "union_tag_not_found" else "must be grpo"
             code, message, fix = kind, found, "set training.type=grpo"
@@ -177,7 +184,9 @@ def _type_fix(given: Any) -> str:
     if given is None:
         return "leave the key out for its default"
     if isinstance(given, str):
-        return "write it without quotes; from an environment variable: ${oc.decode:${oc.env:NAME}}"
+        if _QUOTED.fullmatch(given):
+            return "write it without quotes; from an environment variable: ${oc.decode:${oc.env:NAME}}"
+        return "give a value of that kind"
     if isinstance(given, list | dict):
         return "see `grpo explain KEY` for what belongs there"
     return "give a value of the type it names"

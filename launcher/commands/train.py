@@ -10,8 +10,9 @@ from launcher.checking import Checked, check_job
 from launcher.cli import print_problems
 from launcher.commands.check import add_job_arguments
 from launcher.run_directory import RunDirectory, create_run_directory, make_run_directory
-from launcher.schema.problems import Problem, UsageError
+from launcher.schema.problems import LauncherError, Problem, UsageError
 from launcher.sweep import TrialResult, run_sweep, trial_table
+from launcher.sweep_checks import composition_problems
 
 INFO_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -20,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``grpo train``; those of Hydra keep Hydra's names."""
     add_job_arguments(parser)
     parser.add_argument("-m", "--multirun", action="store_true", help="sweep: key=a,b runs a job for each value")
-    parser.add_argument("--cfg", choices=["job", "hydra", "all"], help="print the composed config, run nothing")
-    parser.add_argument("--package", metavar="KEY", help="with --cfg: only this part")
+    parser.add_argument("-c", "--cfg", choices=["job", "hydra", "all"], help="print the composed config, run nothing")
+    parser.add_argument("-p", "--package", metavar="KEY", help="with --cfg: only this part")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: with interpolations resolved")
-    parser.add_argument("--info", nargs="?", const="all", choices=INFO_TOPICS, help="print what Hydra knows")
+    parser.add_argument("-i", "--info", nargs="?", const="all", choices=INFO_TOPICS, help="print what Hydra knows")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,10 +83,13 @@ def _show(options: argparse.Namespace) -> int:
     if options.job:
         raise UsageError("--cfg and --info show what Hydra composes; a job JSON is no part of it (grpo explain is)")
     composer = Composer(config_roots())
-    if options.cfg:
-        show_config(
-            options.overrides, part=options.cfg, package=options.package, resolve=options.resolve, composer=composer
-        )
-    else:
-        show_info(options.overrides, topic=options.info, composer=composer)
+    try:
+        if options.cfg:
+            show_config(
+                options.overrides, part=options.cfg, package=options.package, resolve=options.resolve, composer=composer
+            )
+        else:
+            show_info(options.overrides, topic=options.info, composer=composer)
+    except LauncherError as error:
+        raise LauncherError(composition_problems(options.overrides, composer) or error.problems) from None
     return 0

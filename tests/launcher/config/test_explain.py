@@ -1,6 +1,9 @@
 """``grpo explain``, ``grpo schema`` and completion."""
 
+import contextlib
+import io
 import json
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import COMMANDS, main
-from launcher.commands.completion import _options
+from launcher.commands.completion import _argument, _options, _parser
 from launcher.commands.explain import explain
 from launcher.completion import candidates
 from launcher.json_schemas import SCHEMAS
@@ -109,7 +112,8 @@ def test_the_schema_of_a_job_states_required_keys_types_and_bounds() -> None:
 
 def words_after(line: str) -> list[str]:
     words = line.split(" ")
-    return candidates(words, commands=COMMANDS, options=_options(words))
+    parser = _parser(words)
+    return candidates(words, commands=COMMANDS, options=_options(parser), argument=_argument(parser, words))
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,22 @@ def words_after(line: str) -> list[str]:
         ("check training.temp", ["training.temperature="]),
         ("check training.paral", ["training.parallelism."]),
         ("train training.policy_backend=dtensor,a", ["training.policy_backend=dtensor,automodel"]),
+        ("train lora=r16,r6", ["lora=r16,r64"]),
+        ("train hydra/", ["hydra/launcher=", "hydra/sweeper="]),
+        ("train hydra/launcher=j", ["hydra/launcher=joblib"]),
+        ("train hydra/sweeper=", ["hydra/sweeper=basic", "hydra/sweeper=optuna"]),
+        ("train --cfg ", ["all", "hydra", "job"]),
+        ("train -m --job ", []),
+        ("explain training.temp", ["training.temperature"]),
+        ("explain training.paral", ["training.parallelism."]),
+        ("explain R0", [f"R0{number}" for number in range(1, 10)]),
+        ("explain train_rew", ["train_reward"]),
+        ("explain recip", ["recipe="]),
+        ("explain R08 recipe=dem", ["recipe=demo"]),
+        ("explain R08 training.temp", ["training.temperature="]),
+        ("env val", ["validate"]),
+        ("env validate --off", ["--offline"]),
+        ("env new --format w", ["wheels-v1"]),
         ("train training.shuffle=", ["training.shuffle=false", "training.shuffle=true"]),
         ("train ++training.lora.r", ["++training.lora.rank="]),
         ("train ~training.lora", ["~training.lora"]),
@@ -139,28 +159,52 @@ def test_completion_knows_the_recipes_of_the_working_directory(project: Project)
     assert words_after("train model=o") == ["model=own"]
 
 
-def test_the_bash_script_completes_behind_the_equals_sign(tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash")
-    script = r"""
-grpo() { printf '%s\n' "backend=automodel" "backend=dtensor"; }
-compopt() { :; }
-source "$1"
-COMP_LINE="grpo train backend=" COMP_POINT=19 _grpo
-echo "${COMPREPLY[*]}"
+WORDS = {
+    "grpo train backend=": "backend=automodel backend=dtensor",
+    "grpo train recipe=de": "recipe=demo",
+    "grpo train training.": "training.seed=",
+    "grpo train --job jo": "",
+}
+"""What a stand-in for ``grpo completion words`` answers, by command line."""
+IN_BASH = """
+compopt() { printf '(no space) '; }
+complete() { :; }
+try() { COMP_LINE="$1" COMP_POINT="${#1}" _grpo; echo "${COMPREPLY[*]}"; }
 """
-    (tmp_path / "completion.bash").write_text(_bash_script())
-    answer = subprocess.run([bash, "-c", script, "bash", tmp_path / "completion.bash"], capture_output=True, text=True,
-                            timeout=20, check=True)  # fmt: skip
-    assert answer.stdout == "automodel dtensor\n"
+IN_ZSH = """
+compdef() { :; }
+compadd() { printf '%s ' "$@"; }
+compset() { printf 'compset %s ' "$@"; }
+_files() { printf files; }
+try() { LBUFFER="$1" _grpo; echo }
+"""
 
 
-def _bash_script() -> str:
-    import contextlib
-    import io
+def completed(shell: str, stand_ins: str, folder: Path) -> list[str]:
+    """What a shell's completion function makes of each of ``WORDS``."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"there is no {shell}")
+    answers = [f"{shlex.quote(line)}) printf '%s\\n' {words};;" for line, words in WORDS.items() if words]
+    completion = io.StringIO()
+    with contextlib.redirect_stdout(completion):
+        main(["completion", shell])
+    file = folder / f"completion.{shell}"
+    file.write_text("\n".join([stand_ins, 'grpo() { case "$4" in', *answers, "esac; }", completion.getvalue(),
+                               *(f"try {shlex.quote(line)}" for line in WORDS)]))  # fmt: skip
+    answer = subprocess.run([program, file], capture_output=True, text=True, timeout=20, check=True)
+    assert answer.stderr == ""
+    return [line.rstrip() for line in answer.stdout.splitlines()]
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        main(["completion", "bash"])
-    return out.getvalue()
+
+def test_the_bash_script_completes_behind_the_equals_sign(tmp_path: Path) -> None:
+    assert completed("bash", IN_BASH, tmp_path) == ["automodel dtensor", "demo", "(no space) training.seed=", ""]
+
+
+def test_the_zsh_script_leaves_no_space_where_more_follows(tmp_path: Path) -> None:
+    assert completed("zsh", IN_ZSH, tmp_path) == [
+        "-Q -- backend=automodel backend=dtensor",
+        "-Q -- recipe=demo",
+        "-Q -S  -- training.seed=",
+        "compset -P compset *= files",
+    ]
