@@ -116,7 +116,7 @@ class GymClient:
             async with session.post(
                 f"{self._agents[agent]}/run", data=body, headers={"Content-Type": "application/json"}
             ) as response:
-                text = await response.text()
+                text = (await response.read()).decode(errors="replace")
         except TimeoutError:
             return failed(f"timeout: no result after {timeout_s:g} s")
         except aiohttp.ClientError as error:
@@ -124,7 +124,7 @@ class GymClient:
             return failed(f"no connection to {agent}: {error}")
         if response.status != 200:
             return failed(http_failure(response.status, text, agent=agent))
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             result = json.loads(text)
             if isinstance(result, dict):
                 return finished_rollout(

@@ -198,10 +198,11 @@ def server_folder(package: Path, gym: Path, key: str, entrypoint: str) -> tuple[
     markers = [name for name in ("pyproject.toml", "requirements.txt") if (own / name).is_file()]
     if len(markers) == 2:
         raise Refused(f"Found both pyproject.toml and requirements.txt in {own}: keep one")
-    if not markers and (own / entrypoint).is_file():
+    if not markers and any(own.glob("*.py")):
+        instead = "runs its own" if (gym / key).is_dir() else "does not take the folder for a server"
         raise Refused(
             f"Missing pyproject.toml or requirements.txt for uv venv setup in server dir {own}: add requirements.txt "
-            "(it may be empty), else Gym does not take the folder for a server"
+            f"(a comment line is enough), else Gym {instead}"
         )
     folder = own if markers else gym / key
     if Path(entrypoint).is_absolute() or not (folder / entrypoint).is_file():
@@ -214,7 +215,10 @@ def server_folder(package: Path, gym: Path, key: str, entrypoint: str) -> tuple[
 def check_ports(plans: list[Plan], *, head_port: int) -> None:
     """A port that something else holds would be told only by the server's own last words, much later."""
     wanted = [("Gym's head server", "127.0.0.1", head_port), *((f"server {p.name}", p.host, p.port) for p in plans)]
+    holders: dict[tuple[str, int], str] = {}
     for name, host, port in wanted:
+        if (other := holders.setdefault((host, port), name)) != name:
+            raise Refused(f"{name} cannot listen on {host}:{port}, where {other} is to listen")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from gym_bridge.causes import missing_module
 from gym_bridge.install import GymEnvironment
 from gym_bridge.once import OnProgress
 from gym_bridge.session import kill_session
@@ -26,6 +27,9 @@ SCRIPT = Path(__file__).with_name("host.py")
 HOST = "gym-host"
 """Names this process where servers are named by their instance: its log, what does not answer."""
 NUM_LAST_LINES = 20
+MOST_LAST_BYTES = 2**14
+LONGEST_REPORT_BYTES = 2**24
+"""A refusal of Gym's may hold a whole config."""
 LONGEST_RAY_FOLDER = 40
 """Ray puts sockets about 65 characters below its folder, and the kernel allows 107."""
 
@@ -62,7 +66,7 @@ class HostProcess:
         mark = f"GRPO_GYM_RUN={secrets.token_hex(8)}"
         work = _short_temporary_folder()
         read_end, write_end = os.pipe()
-        reports = asyncio.StreamReader()
+        reports = asyncio.StreamReader(limit=LONGEST_REPORT_BYTES)
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(read_end, "rb")
         )
@@ -144,8 +148,9 @@ class HostProcess:
             raise RunFailed(f"NeMo Gym refused the environment: {report['message']}")
         if report["event"] == "died":
             name = report["server"]
-            how = _how(report["status"])
-            raise RunFailed(f"NeMo Gym server {name} (pid {report['pid']}) {how}\n{self._last_output(name)}")
+            words = self._last_output(name)
+            how = "; ".join(filter(None, (_how(report["status"]), missing_module(words))))
+            raise RunFailed(f"NeMo Gym server {name} (pid {report['pid']}) {how}\n{words}")
         if report["event"] == "doing":
             self._on_progress(report["what"])
         if "silent" in report:
@@ -155,8 +160,15 @@ class HostProcess:
 
     def _last_output(self, name: str) -> str:
         path = self._logs / f"{name}.log"
-        lines = path.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:] if path.exists() else []
+        lines = _last_lines(path) if path.exists() else []
         return "\n".join([f"its last output ({path}):", *(f"  {line}" for line in lines or ["(none)"])])
+
+
+def _last_lines(path: Path) -> list[str]:
+    """The end of a log, which may have grown to any size; a line longer than what is read counts from there."""
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
+        return log.read().decode(errors="replace").splitlines()[-NUM_LAST_LINES:]
 
 
 def _how(status: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_bridge.causes import failed_install
 from gym_bridge.once import OnProgress, made_once
 from gym_bridge.session import kill_session
 from gym_bridge.variables import install_variables
@@ -136,7 +137,8 @@ async def server_environment(
     root = cache.absolute() / "gym" / "servers" / f"{server.path.name}-{_digest(gym.base_python, content)}"
 
     async def install() -> None:
-        on_progress(f"installing what {server.key} requires: {', '.join(requirements) or 'NeMo Gym'}")
+        named = _without_passwords(", ".join(requirements)) or "NeMo Gym"
+        on_progress(f"installing what {server.key} requires: {named}")
         await _make_venv(root, gym.base_python)
         await _install_requirements(root, server, wanted, wheelhouse, on_progress)
         if closure is not None:
@@ -205,11 +207,27 @@ def server_requirements(server: ServerFolder) -> tuple[str, ...]:
 
 
 def _referenced(folder: Path, requirements: Sequence[str]) -> list[str]:
-    """Contents of the files that ``-r`` and ``-c`` lines name: they, too, decide what is installed."""
-    named = [
-        match[1] for line in requirements if (match := re.match(r"-(?:r|c|-requirement|-constraint)[ =]+(\S+)", line))
-    ]
-    return [(folder / name).read_text() for name in named if (folder / name).is_file()]
+    """Digests of the files that lines name: lists, wheels and projects decide what is installed, too."""
+    found: dict[str, str] = {}
+    waiting = [(folder, line) for line in requirements]
+    while waiting:
+        base, line = waiting.pop()
+        word = line.rpartition(" ")[2]
+        listed = re.match(r"-(?:r|c|-requirement|-constraint)[ =]", line)
+        if not listed and not re.search(r"^\.|/|\.(whl|gz|zip)$", word):
+            continue  # a project of an index
+        named = base / word.rpartition("=")[2].removeprefix("file:")
+        for path in sorted(named.rglob("*")) if named.is_dir() else [named]:
+            name = os.path.relpath(path, folder)
+            if name not in found and path.is_file() and "__pycache__" not in path.parts:
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                waiting += [(path.parent, each) for each in path.read_text().splitlines()] if listed else []
+    return [f"{name} {digest}" for name, digest in sorted(found.items())]
+
+
+def _without_passwords(text: str) -> str:
+    """Addresses of packages and indexes may hold a user and a token."""
+    return re.sub(r"://[^/@\s]+@", "://***@", text)
 
 
 def _has_python(root: Path) -> bool:
@@ -246,7 +264,8 @@ async def _uv(*arguments: str, folder: Path, stdin: str = "") -> None:
         status = await process.wait()
     if status != 0:
         words = "\n".join(f"  {line}" for line in last_lines)
-        raise RunFailed(f"`uv {arguments[0]} {arguments[1]}` ended with status {status}; its last words:\n{words}")
+        what = "; ".join(filter(None, (f"ended with status {status}", failed_install(words))))
+        raise RunFailed(f"`uv {arguments[0]} {arguments[1]}` {what}; its last words:\n{words}")
 
 
 def _pin(gym: GymEnvironment, project: str, *, extra: str = "") -> str:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gym_bridge.causes import missing_module
 from gym_bridge.rows import content_text, prompt_text
 from gym_bridge.types import CallRecord, Rollout, RolloutRequest, Turn
 
@@ -22,6 +23,7 @@ FindCall = Callable[[Sequence[int]], CallRecord | None]
 """Sampled token ids of a model call -> what the gateway recorded of it, None when it knows nothing."""
 
 LONGEST_REASON = 600
+_TOKEN_LISTS = {"prompt_token_ids": {int}, "generation_token_ids": {int}, "generation_log_probs": {int, float}}
 _INNER_ERROR = re.compile(r"Hit an exception in \S+?___(\S+) calling an inner server: (.*)", re.DOTALL)
 
 
@@ -48,10 +50,10 @@ def finished_rollout(
         policy_version: of calls that the gateway has no record of.
         duration_s: wall clock from request to result.
     """
-    raw = result.get("response")
-    response: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
-    output = [item for item in response.get("output") or () if isinstance(item, Mapping)]
-    cut_short = (response.get("incomplete_details") or {}).get("reason") == "max_output_tokens"
+    response = _mapping(result.get("response"))
+    items = response.get("output")
+    output = [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    cut_short = _mapping(response.get("incomplete_details")).get("reason") == "max_output_tokens"
     turns: tuple[Turn, ...] = ()
     records: list[CallRecord | None] = []
     failure = None
@@ -116,7 +118,8 @@ def http_failure(status: int, body: str, *, agent: str) -> str:
         text = "verify() gave no finite reward (NaN arrives as null)"
     text = text.strip() or "no message came with it; the logs of the servers have more"
     inside = "" if len(callers) == 1 else f", in a server called by {callers[-1]}"
-    return f"{status} from {agent}{inside}: {_shortened(text)}"
+    cause = missing_module(text)
+    return f"{status} from {agent}{inside}: {_shortened(text)}{'; ' if cause else ''}{cause}"
 
 
 def response_text(output: Sequence[Mapping[str, Any]]) -> str:
@@ -153,7 +156,18 @@ def _refuse_known_failures(result: Mapping[str, Any], output: Sequence[Mapping[s
 
 def _model_calls(output: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The items that carry a call's tokens, in order."""
-    return [item for item in output if item.get("generation_token_ids")]
+    calls = [item for item in output if item.get("generation_token_ids")]
+    for number, item in enumerate(calls, start=1):
+        for key, types in _TOKEN_LISTS.items():
+            values = item.get(key) or []
+            if not isinstance(values, list) or not set(map(type, values)) <= types:
+                raise UnusableError(f"{key} of model call {number} is not a list of numbers")
+    return calls
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """An agent of the package's own may answer anything."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _turns(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,13 @@ from gym_bridge.servers import GymServers
 from gym_bridge.types import Rollout, RolloutRequest
 from gym_bridge.versions import gym_version
 from launcher.environment.package import load_package
-from launcher.schema.sampling import Sampling
 from tests.gym_bridge.fake_policy import FakePolicy, fake_policy
+from tests.gym_bridge.starting import SAMPLING, left_within
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "recipes" / "demo"
-SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_new_tokens=64)
 API_KEY = "key-of-the-run"
-MAX_ROLLOUT_TURNS = 2
+MAX_ROLLOUT_TURNS = 3
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -37,8 +37,22 @@ class Trials:
 
     servers: GymServers
     policy: FakePolicy
+    run: Run
     collect: Callable[..., list[Rollout]]
     """(rows, timeout_s=30) -> rollouts in the order of the rows."""
+
+
+@pytest.fixture
+def test_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """``NAME=value`` in the environment of all that a test starts; at its end none of them may be left."""
+    mark = f"GRPO_TEST={tmp_path.name}-{os.getpid()}"
+    monkeypatch.setenv(*mark.split("="))
+    scratch = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short enough for Ray's sockets
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield mark
+    assert left_within(15, mark) == []
+    scratch.rmdir()  # fails when anything is left in it
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +111,7 @@ def trials(
         rollouts = run(collected(client, requests, timeout_s))
         return sorted(rollouts, key=lambda rollout: rollout.group_id)
 
-    yield Trials(servers=servers, policy=policy, collect=collect)
+    yield Trials(servers=servers, policy=policy, run=run, collect=collect)
     run(servers.close())
     run(served.__aexit__(None, None, None))
 

@@ -1,7 +1,8 @@
 """An OpenAI-compatible policy that answers at once, for tests of everything around a model.
 
 A token is a character's code point, so prompts and responses can be read off their ids. What it answers is chosen by
-``answer``: (messages) -> text, or an ``Answer`` for tool calls, an error, a length cap or a pause.
+``answer``: (messages) -> text, or an ``Answer`` for tool calls, an error, a length cap or a pause. With a real model
+behind it, it hands every call on and notes what came back.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 Messages = Sequence[Mapping[str, Any]]
@@ -27,9 +29,29 @@ class Answer:
     """What the tokens spell when it is not the text."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behind:
+    """A real model to ask."""
+
+    base_url: str
+    api_key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """What a real model saw and sampled in one call."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 @dataclass(kw_only=True, slots=True)
 class FakePolicy:
     answer: Callable[[Messages], str | Answer]
+    behind: Behind | None = None
+    calls: list[Call] = field(default_factory=list)
+    """Of the model behind, in the order of their answers."""
     base_url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all chat completions so far."""
@@ -40,6 +62,8 @@ class FakePolicy:
         body = await request.json()
         self.requests.append(body)
         self.authorization = request.headers.get("Authorization", "")
+        if self.behind is not None:
+            return await self._hand_on(body, self.behind)
         answer = self.answer(body["messages"])
         if isinstance(answer, str):
             answer = Answer(text=answer)
@@ -65,6 +89,24 @@ class FakePolicy:
             }],
             "usage": usage,
         })  # fmt: skip
+
+    async def _hand_on(self, body: dict[str, Any], behind: Behind) -> web.Response:
+        headers = {"Authorization": f"Bearer {behind.api_key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"{behind.base_url}/chat/completions", json=body) as response,
+        ):
+            answer = await response.json()
+        if response.status == 200:
+            (choice,) = answer["choices"]
+            logprobs = tuple(choice["message"]["generation_log_probs"])
+            self.calls.append(
+                Call(
+                    prompt_token_ids=tuple(answer["prompt_token_ids"]), token_ids=tuple(choice["token_ids"]),
+                    logprobs=logprobs,
+                )
+            )  # fmt: skip
+        return web.json_response(answer, status=response.status)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         ids = tokens(rendered((await request.json())["messages"]))

@@ -111,16 +111,22 @@ def test_a_hang_and_an_answer_that_is_no_json_cost_only_themselves() -> None:
                 return web.Response(text="<html>")
             case 3:
                 return web.json_response([])
+            case 4:
+                return web.Response(body=b"\xff\xfe", content_type="application/json")
+            case 5:
+                return web.Response(text="[" * 100_000, content_type="application/json")
         return web.json_response(RESULT)
 
     async def scenario() -> dict[int, str | None]:
         async with agent(answer) as url:
-            return {rollout.group_id: rollout.failure for rollout in await collected(client_of(url), 5, timeout_s=0.3)}
+            return {rollout.group_id: rollout.failure for rollout in await collected(client_of(url), 7, timeout_s=0.3)}
 
     assert asyncio.run(scenario()) == {
         0: None, 1: "timeout: no result after 0.3 s",
         2: "agent answered with something that is not a JSON object: '<html>'",
-        3: "agent answered with something that is not a JSON object: '[]'", 4: None,
+        3: "agent answered with something that is not a JSON object: '[]'",
+        4: "agent answered with something that is not a JSON object: '\ufffd\ufffd'",
+        5: f"agent answered with something that is not a JSON object: '{'[' * 80}'", 6: None,
     }  # fmt: skip
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gym_bridge.install import GymEnvironment, ServerFolder, gym_environment, server_environment, server_requirements
+from gym_bridge.install import (
+    GymEnvironment,
+    ServerFolder,
+    _referenced,
+    gym_environment,
+    server_environment,
+    server_requirements,
+)
 from gym_bridge.session import session_processes
 from gym_bridge.versions import GYM_VERSIONS, GymVersion, gym_version, python_for
 from launcher.schema.problems import LauncherError, RunFailed
@@ -67,6 +74,38 @@ def test_a_server_s_own_requirements_are_installed_once_per_content(gym: GymEnvi
     lines: list[str] = []
     assert environment_of(gym, path, tmp_path / "cache", lines) == root
     assert lines == []
+
+
+def test_the_files_that_requirements_name_belong_to_the_content(tmp_path: Path) -> None:
+    lists = {
+        "more.txt": "-r deeper.txt\n-r more.txt\n",
+        "deeper.txt": "packaging\n",
+        "lib/pyproject.toml": "[project]\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    write_wheel(tmp_path / "wheels" / "sprout-1.0-py3-none-any.whl")
+    lines = ["numpy<3", "-r more.txt", "-e ./lib", "sprout @ file:wheels/sprout-1.0-py3-none-any.whl", "./no-such.whl"]
+    before = _referenced(tmp_path, lines)
+    assert [each.split()[0] for each in before] == [
+        "deeper.txt", "lib/pyproject.toml", "more.txt", "wheels/sprout-1.0-py3-none-any.whl",
+    ]  # fmt: skip
+    for name in ("deeper.txt", "lib/pyproject.toml"):
+        (tmp_path / name).write_text("changed\n")
+    after = _referenced(tmp_path, lines)
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True, True]
+
+
+def test_no_token_of_an_address_is_said(gym: GymEnvironment, tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.mkdir()
+    (path / "requirements.txt").write_text("--extra-index-url https://me:s3cret@127.0.0.1:9/simple\n./no-such.whl\n")
+    lines: list[str] = []
+    with pytest.raises(RunFailed) as raised:
+        environment_of(gym, path, tmp_path / "cache", lines)
+    assert "https://***@127.0.0.1:9/simple" in lines[0]
+    assert "s3cret" not in f"{lines} {raised.value}"
 
 
 def test_cancelling_an_installation_leaves_no_process_and_no_folder(

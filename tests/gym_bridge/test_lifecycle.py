@@ -4,62 +4,24 @@ Every process started here inherits ``TEST_MARK``, and so can be found whatever 
 """
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gym_bridge.client import GymClient
 from gym_bridge.install import GymEnvironment
 from gym_bridge.package import PolicyEndpoint
-from gym_bridge.servers import Bounds, GymServers
-from gym_bridge.session import session_processes
 from gym_bridge.types import RolloutRequest
-from launcher.environment.package import load_package
 from launcher.schema.problems import LauncherError, RunFailed
-from tests.gym_bridge.conftest import DEMO, ROOT, SAMPLING, demo_rows
+from tests.gym_bridge.conftest import DEMO, ROOT, demo_rows
 from tests.gym_bridge.fake_policy import Answer, fake_policy
-
-NOWHERE = PolicyEndpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")
-NO_SESSION = -1
-
-
-@pytest.fixture
-def test_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """``NAME=value`` in the environment of all that a test starts; at its end none of them may be left."""
-    mark = f"GRPO_TEST={tmp_path.name}-{os.getpid()}"
-    monkeypatch.setenv(*mark.split("="))
-    scratch = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # short enough for Ray's sockets
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield mark
-    assert left_within(15, mark) == []
-    scratch.rmdir()  # fails when anything is left in it
-
-
-def left_within(seconds: float, mark: str) -> list[str]:
-    """The command lines of marked processes that are still there after this time."""
-    deadline = time.monotonic() + seconds
-    while (pids := set(session_processes(NO_SESSION, mark=mark)) - {os.getpid()}) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]
-
-
-async def start(package: Path, gym: GymEnvironment, tmp_path: Path, **options: Any) -> GymServers:
-    defaults: dict[str, Any] = {"cache": tmp_path / "cache", "log_folder": tmp_path / "logs", "on_progress": print}
-    return await GymServers.start(
-        load_package(package), options.pop("policy", NOWHERE), gym=gym, sampling=SAMPLING,
-        pass_variables=["GRPO_TEST"], **defaults | options,
-    )  # fmt: skip
+from tests.gym_bridge.starting import SAMPLING, left_within, mine, package_of, start
 
 
 def listens(url: str) -> bool:
@@ -97,19 +59,6 @@ def test_a_process_killed_while_rollouts_run_is_named_with_its_last_words(
     assert last_words in failure
     assert seconds < 10
     assert not listens(url)
-
-
-def test_a_server_that_cannot_start_is_named_with_its_last_words(
-    test_mark: str, gym: GymEnvironment, tmp_path: Path, trials_package: Path
-) -> None:
-    package = tmp_path / "package"
-    subprocess.run(["cp", "-r", str(trials_package), str(package)], check=True)
-    app = package / "resources_servers" / "trial_list" / "app.py"
-    app.write_text("import a_module_that_is_not_installed\n")
-    with pytest.raises(
-        RunFailed, match=r"(?s)server trial_list .* ended with status 1.*ModuleNotFoundError: No module"
-    ):
-        asyncio.run(start(package, gym, tmp_path))
 
 
 def test_cancelling_while_servers_start_leaves_nothing(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
@@ -168,27 +117,6 @@ asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path(
     assert not listens(url)
 
 
-def package_of(tmp_path: Path, config: dict[str, Any]) -> Path:
-    """A package with one config file and the (empty) code of one resources server, ``mine``."""
-    package = tmp_path / "package"
-    server = package / "resources_servers" / "mine"
-    server.mkdir(parents=True, exist_ok=True)
-    for name in ("app.py", "requirements.txt"):
-        (server / name).touch()
-    (server / "mine.yaml").write_text(json.dumps(config))
-    manifest = {
-        "format": "native-v1",
-        "config_paths": ["resources_servers/mine/mine.yaml"],
-        "metadata": {"name": "mine"},
-    }
-    (package / "nemo-environment.yaml").write_text(json.dumps(manifest))
-    return package
-
-
-def mine(**settings: Any) -> dict[str, Any]:
-    return {"mine": {"resources_servers": {"mine": {"entrypoint": "app.py", "domain": "math", **settings}}}}
-
-
 def test_what_gym_refuses_is_told_in_gym_s_words(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
     with pytest.raises(
         RunFailed, match=r"(?s)refused the environment: AlmostServerError:.*Almost-Servers Detec.*domain"
@@ -199,36 +127,6 @@ def test_what_gym_refuses_is_told_in_gym_s_words(test_mark: str, gym: GymEnviron
     agent = {"responses_api_agents": {"simple_agent": {"entrypoint": "app.py", "model_server": model}}}
     with pytest.raises(RunFailed, match=r"(?s)ServerRefNotFoundError.*Available responses_api_models: \(none\)"):
         asyncio.run(start(package_of(tmp_path, {**mine(), "agent": agent}), gym, tmp_path))
-
-
-def test_a_server_without_an_install_marker_is_not_replaced_by_a_built_in(
-    test_mark: str, gym: GymEnvironment, tmp_path: Path
-) -> None:
-    package = package_of(tmp_path, mine())
-    (package / "resources_servers" / "mine" / "requirements.txt").unlink()
-    with pytest.raises(
-        RunFailed, match=r"Missing pyproject.toml or requirements.txt for uv venv setup in server dir /"
-    ):
-        asyncio.run(start(package, gym, tmp_path))
-
-
-def test_a_port_that_is_taken_is_named(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(RunFailed, match=rf"server mine cannot listen on 127.0.0.1:{port}: Address already in use"):
-            asyncio.run(start(package_of(tmp_path, mine(port=port)), gym, tmp_path))
-
-
-def test_a_server_that_never_answers_is_named(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
-    package = package_of(tmp_path, mine())
-    app = package / "resources_servers" / "mine" / "app.py"
-    app.write_text("import time\nprint('thinking')\ntime.sleep(600)\n")
-    with pytest.raises(
-        RunFailed, match=r"(?s)starting the servers took more than 3 s; no answer from mine\n.*thinking"
-    ):
-        asyncio.run(start(package, gym, tmp_path, bounds=Bounds(ready_s=3)))
 
 
 def test_a_limit_of_turns_for_an_agent_without_one_is_refused(

@@ -74,6 +74,36 @@ def test_two_turns_with_a_tool_call() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "failure"),
+    [
+        (["response"], 3, "came back without token ids"),
+        (["response", "output"], {"a": 1}, "came back without token ids"),
+        (
+            ["response", "output", 0, "generation_token_ids"],
+            "76 35",
+            "generation_token_ids of model call 1 is not a list",
+        ),
+        (
+            ["response", "output", 0, "prompt_token_ids"],
+            [1, None],
+            "prompt_token_ids of model call 1 is not a list of num",
+        ),
+        (
+            ["response", "output", 0, "generation_log_probs"],
+            ["a", "b"],
+            "generation_log_probs of model call 1 is not a",
+        ),
+        (["response", "output", 0, "content"], [{"text": 3}], None),
+        (["response", "incomplete_details"], "none", None),
+    ],
+)
+def test_an_answer_of_another_shape_costs_only_itself(path: list[str | int], value: Any, failure: str | None) -> None:
+    found = rollout_of(changed(SINGLE_TURN, *path, to=value)).failure
+    assert (found is None) == (failure is None)
+    assert (found or "").startswith(failure or "")
+
+
 def test_finish_reason_and_policy_version_come_from_the_gateway() -> None:
     rollout = rollout_of(SINGLE_TURN, record(finish_reason="length", num_prompt_tokens=3))
     assert (rollout.turns[0].finish_reason, rollout.truncated, rollout.policy_version) == ("length", True, 2)

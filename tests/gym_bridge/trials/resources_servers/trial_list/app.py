@@ -5,11 +5,13 @@ import os
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from resources_servers.numbered_list.app import NumberedListServer, VerifyRequest, VerifyResponse
+from resources_servers.numbered_list.app import NumberedListServer, VerifyRequest, VerifyResponse, text_of
 
 
 class TrialRequest(VerifyRequest):
     fault: str | None = None
+    word: str | None = None
+    """To spell: then the reward is for having it spelt, not for a list."""
 
 
 class SpellRequest(BaseModel):
@@ -31,6 +33,8 @@ class TrialListServer(NumberedListServer):
 
     async def verify(self, body: TrialRequest) -> VerifyResponse:
         answer = await super().verify(body)
+        if body.word is not None:
+            answer.reward = float("-".join(body.word) in text_of(body))
         match body.fault:
             case "raise":
                 raise ValueError("the judge is out to lunch")
@@ -38,6 +42,8 @@ class TrialListServer(NumberedListServer):
                 await asyncio.sleep(3600)
             case "nan":
                 answer.reward = float("nan")
+            case "import":
+                import a_module_that_is_not_installed  # noqa: F401
             case "exit":
                 print("trial_list: out of paper")
                 os._exit(3)
