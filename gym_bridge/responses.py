@@ -23,7 +23,11 @@ FindCall = Callable[[Sequence[int]], CallRecord | None]
 """Sampled token ids of a model call -> what the gateway recorded of it, None when it knows nothing."""
 
 LONGEST_REASON = 600
-_TOKEN_LISTS = {"prompt_token_ids": {int}, "generation_token_ids": {int}, "generation_log_probs": {int, float}}
+_TOKEN_LISTS: Mapping[str, set[type]] = {
+    "prompt_token_ids": {int},
+    "generation_token_ids": {int},
+    "generation_log_probs": {int, float},
+}
 _INNER_ERROR = re.compile(r"Hit an exception in \S+?___(\S+) calling an inner server: (.*)", re.DOTALL)
 
 
