@@ -7,6 +7,7 @@ from collections.abc import Set
 from typing import Final
 
 from launcher.facts import Facts
+from launcher.origins import touches
 from launcher.rules import adapters, batches, learning, parallel, resources
 from launcher.rules.base import Rule
 from launcher.rules.gaps import GAPS
@@ -73,7 +74,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(code="R24", title="adapters are not merged", check=adapters.adapters_stay_apart,
          reads=(_T + "finetuning_type",)),
     Rule(code="R25", title="automodel has its hardware", check=resources.automodel_has_its_hardware,
-         reads=(_T + "policy_backend", _T + "automodel_kwargs", "cluster.device")),
+         reads=(_T + "policy_backend", _T + "automodel_kwargs", "cluster.device", "engine.name")),
     Rule(code="R26", title="the engine spans the nodes", check=parallel.engine_spans_the_nodes,
          reads=(_P + "num_nodes", "engine.name")),
     Rule(code="R27", title="NeMo RL takes the sampling", check=resources.nemo_rl_takes_the_sampling,
@@ -111,19 +112,15 @@ def check_rules(job: JobConfig, facts: Facts, *, broken: Set[str] = frozenset())
     found = [
         problem
         for rule in RULES
-        if not any(_overlap(key, bad) for key in rule.reads for bad in broken)
+        if not any(touches(key, bad) for key in rule.reads for bad in broken)
         for problem in rule.problems(job, facts)
     ]
-    return tuple(problem for problem in found if not any(_overlap(problem.path, bad) for bad in broken))
+    return tuple(problem for problem in found if not any(touches(problem.path, bad) for bad in broken))
 
 
 def rule(code: str) -> Rule | None:
     """The rule of that code, in any case of letters."""
     return next((rule for rule in RULES if rule.code == code.upper()), None)
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
 __all__ = ["GAPS", "RULES", "Rule", "check_rules", "rule"]

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from launcher.facts import DeviceFacts, EnvironmentFacts, Facts, ModelFacts
+from launcher.origins import touches
 from launcher.rules import RULES, check_rules
 from launcher.schema.job import JobConfig
 from launcher.schema.problems import Problem
@@ -15,6 +17,7 @@ TIS = T + "truncated_importance_sampling"
 LORA = {T + "finetuning_type": "lora"}
 AMPERE = DeviceFacts(kind="cuda", name="A100", memory_bytes=80 * 2**30, compute_capability=(8, 0))
 HOPPER = DeviceFacts(kind="cuda", name="H100", memory_bytes=80 * 2**30, compute_capability=(9, 0))
+CPU = DeviceFacts(kind="cpu", name="CPU", memory_bytes=1)
 LLAMA = ModelFacts(config={"model_type": "llama"}, tensors={"model.layers.0.mlp.up_proj.weight": (8, 4)})
 EXPERTS = ModelFacts(config={"model_type": "qwen3_moe", "router_aux_loss_coef": 0.001})
 VISION = ModelFacts(config={"model_type": "qwen3_vl", "vision_config": {}})
@@ -182,8 +185,7 @@ def test_keys_that_config_json_leaves_out_may_be_overridden(make_job: MakeJob) -
 
 def test_arguments_for_automodel_have_no_effect_on_a_cpu(make_job: MakeJob) -> None:
     job = make_job({T + "automodel_kwargs": {"use_liger_kernel": False}})
-    cpu = Facts(device=DeviceFacts(kind="cpu", name="CPU", memory_bytes=1))
-    errors = [p for p in found("R25", job, cpu) if p.severity == "error"]
+    errors = [p for p in found("R25", job, Facts(device=CPU)) if p.severity == "error"]
     assert [p.path for p in errors] == [T + "automodel_kwargs"]
     assert "no effect on a CPU, where stock modules run (use_liger_kernel)" in errors[0].message
     assert found("R25", job, Facts(device=HOPPER)) == []
@@ -257,7 +259,7 @@ def test_batch_is_divided_by_data_parallel_ranks_however_experts_are_spread(make
 
 
 def test_automodel_on_a_cpu_is_said_once_and_allowed(make_job: MakeJob) -> None:
-    problems = found("R25", make_job({}), Facts(device=DeviceFacts(kind="cpu", name="CPU", memory_bytes=1)))
+    problems = found("R25", make_job({}), Facts(device=CPU))
     assert [p.severity for p in problems] == ["warning"]
 
 
@@ -266,6 +268,35 @@ def test_rules_that_read_a_broken_key_are_silent(make_job: MakeJob) -> None:
     codes = {p.code for p in check_rules(job, Facts(), broken={"training.max_seq_length"})}
     assert "R05" not in codes
     assert "R12" in codes
+
+
+class Reading:
+    """Stands for a section of a job and writes down which of its settings are looked at."""
+
+    def __init__(self, section: BaseModel, prefix: str, seen: set[str]):
+        self._section, self._prefix, self._seen = section, prefix, seen
+
+    def __getattr__(self, name: str) -> Any:
+        value, key = getattr(self._section, name), f"{self._prefix}{name}"
+        if isinstance(value, BaseModel):
+            return Reading(value, f"{key}.", self._seen)
+        self._seen.add(key)
+        return value
+
+
+def test_rules_say_what_they_read(make_job: MakeJob) -> None:
+    """Else a rule would judge a stand-in for a broken value, or a sweep would be refused for what varies in it."""
+    cases = [(code, settings, Facts()) for code, _, *both, _ in CASES for settings in both]
+    cases += [(code, settings, facts) for code, _, settings, *both, _ in FACT_CASES for facts in both]
+    cases.append(("R25", {T + "automodel_kwargs": {"a": 1}}, Facts(device=CPU)))
+    for code, settings, facts in cases:
+        rule = next(rule for rule in RULES if rule.code == code)
+        if rule.code == "R30":  # looks at one setting at a time, the one it reports
+            continue
+        seen: set[str] = set()
+        list(rule.check(Reading(make_job(settings), "", seen), facts))  # type: ignore[arg-type]
+        unsaid = {key for key in seen if not any(touches(key, said) for said in rule.reads)}
+        assert not unsaid, (code, unsaid)
 
 
 def test_no_rule_names_a_key_that_is_not_a_setting() -> None:
