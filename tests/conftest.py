@@ -5,6 +5,7 @@ Files of expected text stand under tests/golden and are rewritten with ``--golde
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,32 @@ def vllm(runner, start_vllm, demo_generation, tmp_path_factory):
     engine = start_vllm(demo_generation, tmp_path_factory.mktemp("vllm"))
     yield engine
     runner.run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def sampling_as(runner: asyncio.Runner) -> Callable[[Any, Sampling], AbstractContextManager[None]]:
+    """Lets a running vLLM sample as another job would: ``with sampling_as(engine, sampling): ...``.
+
+    Its gateway fills in and refuses what that job's would; starting an engine for every job would take half a minute
+    each.
+    """
+
+    async def exchange(engine: Any, sampling: Sampling) -> Sampling:
+        def exchanged(actor: Any) -> Sampling:
+            before, actor._gateway.sampling = actor._gateway.sampling, sampling
+            return before
+
+        return await engine._actor.__ray_call__.remote(exchanged)
+
+    @contextmanager
+    def as_another_job(engine: Any, sampling: Sampling) -> Iterator[None]:
+        before = runner.run(exchange(engine, sampling))
+        try:
+            yield
+        finally:
+            runner.run(exchange(engine, before))
+
+    return as_another_job
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,8 @@ class Gateway:
         self._served_name = model
         self.model = model
         """What vLLM calls the weights that sample from now on; requests know them by the name they began with."""
-        self._sampling = sampling
+        self.sampling = sampling
+        """What every request is held to; one for a whole run."""
         self._authorization = f"Bearer {api_key}".encode()
         self._call_log = call_log
         self.policy_version = 0
@@ -85,7 +86,7 @@ class Gateway:
         if not isinstance(request, dict):
             await _answer(send, 400, "the request is not a JSON object")
             return
-        if differences := sampling_differences(request, self._sampling):
+        if differences := sampling_differences(request, self.sampling):
             await _answer(send, 400, "the request does not sample as the run does: " + "; ".join(differences))
             return
         policy_version = self.policy_version
@@ -93,7 +94,7 @@ class Gateway:
         self.in_flight += 1
         try:
             named = request | {"model": self.model} if request.get("model") == self._served_name else request
-            filled = json.dumps(with_sampling(named, self._sampling)).encode()
+            filled = json.dumps(with_sampling(named, self.sampling)).encode()
             await self._app(_resized(scope, len(filled)), _replay(filled, receive), response)
         finally:
             self.in_flight -= 1
