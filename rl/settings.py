@@ -64,6 +64,7 @@ def rank_settings(
         compute_dtype=job.model.dtype,
         max_grad_norm=training.max_grad_norm,
         seed=plan.seed,
+        tensor_parallel_size=training.parallelism.tensor_parallel_size,
         transfer=transfer,
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Set
 from typing import Final
 
 from launcher.facts import Facts
-from launcher.origins import touches
 from launcher.rules import adapters, batches, learning, parallel, resources
 from launcher.rules.base import Rule
 from launcher.rules.gaps import GAPS
@@ -98,6 +97,8 @@ RULES: Final[tuple[Rule, ...]] = (
          reads=("cluster.device", "engine.name")),
     Rule(code="R36", title="the router loss goes with routers", check=adapters.router_loss_has_routers,
          reads=(_T + "router_aux_loss_coef", "model")),
+    Rule(code="R37", title="tensor parallel suits the model", check=parallel.tensor_parallel_suits_the_model,
+         reads=(_P + "tensor_parallel_size", _T + "vllm_tensor_parallel_size", "model", "engine.name")),
 )  # fmt: skip
 
 
@@ -107,15 +108,9 @@ def check_rules(job: JobConfig, facts: Facts, *, broken: Set[str] = frozenset())
     Args:
         job: a job whose fields are valid one by one.
         facts: what is known of files and machine.
-        broken: dotted keys whose value stands in for an invalid one; rules that read them are skipped.
+        broken: dotted keys whose value stands in for an invalid one; what depends on them is left out.
     """
-    found = [
-        problem
-        for rule in RULES
-        if not any(touches(key, bad) for key in rule.reads for bad in broken)
-        for problem in rule.problems(job, facts)
-    ]
-    return tuple(problem for problem in found if not any(touches(problem.path, bad) for bad in broken))
+    return tuple(problem for rule in RULES for problem in rule.problems(job, facts, broken=broken))
 
 
 def rule(code: str) -> Rule | None:

@@ -52,7 +52,6 @@ def _nemo_rl(key: str, refused: Callable[[Any], bool], what: str, *, elsewhere: 
 
 
 GAPS: tuple[Gap, ...] = (
-    _local("training.parallelism.tensor_parallel_size", above_one, "tensor parallel"),
     _local("training.parallelism.context_parallel_size", above_one, "context parallel"),
     _local("training.parallelism.expert_parallel_size", above_one, "expert parallel"),
     _local("training.parallelism.sequence_parallel", is_set, "sequence parallel"),

@@ -1,11 +1,13 @@
 """Rules about ranks and what can be combined."""
 
 from collections.abc import Iterator
+from math import gcd
 
 from launcher.compile import data_parallel_size, num_ranks, vllm_tensor_parallel_size
 from launcher.facts import Facts, ModelFacts
 from launcher.rules.base import Finding, nearest_divisors, nearest_multiples
 from launcher.schema.job import JobConfig
+from launcher.tensor_plan import known_plan, why_not
 
 
 def packing_suits_the_model(job: JobConfig, facts: Facts) -> Iterator[Finding]:
@@ -75,6 +77,42 @@ def sampler_fits_a_node(job: JobConfig, facts: Facts) -> Iterator[Finding]:
             path=path,
             message=f"{size} does not divide the {ranks} GPUs in all",
             fix=f"set {path}={nearest_divisors(size, ranks)}",
+        )
+
+
+def tensor_parallel_suits_the_model(job: JobConfig, facts: Facts) -> Iterator[Finding]:
+    """Each rank of a tensor group computes whole attention heads, with the key-value heads that they read, and an equal
+    part of the feed-forward width; each rank of a sampler whole heads. engine=local splits a model as transformers'
+    plan for it says, which can need more than engine=local has (experts, latent attention).
+    """
+    if facts.model is None:
+        return
+    config = facts.model.config.get("text_config") or facts.model.config
+    heads, width = config.get("num_attention_heads"), config.get("intermediate_size")
+    key_value_heads = config.get("num_key_value_heads") or heads
+    if not isinstance(heads, int) or not isinstance(key_value_heads, int):
+        return
+    size, path = job.training.parallelism.tensor_parallel_size, "training.parallelism.tensor_parallel_size"
+    if gcd(heads, key_value_heads) % size:
+        yield Finding(
+            path=path,
+            message=f"{size} does not divide both the model's {heads} attention heads and its {key_value_heads} "
+            "key-value heads",
+            fix=f"set {path}={nearest_divisors(size, gcd(heads, key_value_heads))}",
+        )
+    elif size > 1 and job.engine.name == "local":
+        reason = why_not(plan) if (plan := known_plan(str(facts.model.config.get("model_type")))) is not None else None
+        if reason is None and isinstance(width, int) and width % size:
+            reason = f"{size} does not divide the model's intermediate_size ({width})"
+        if reason is not None:
+            yield Finding(path=path, message=reason, fix=f"choose engine=nemo_rl, or set {path}=1")
+    sampler = job.training.vllm_tensor_parallel_size
+    if sampler is not None and (heads % sampler or (key_value_heads % sampler and sampler % key_value_heads)):
+        yield Finding(
+            path="training.vllm_tensor_parallel_size",
+            message=f"{sampler} does not divide the model's {heads} attention heads, or goes badly with its "
+            f"{key_value_heads} key-value heads",
+            fix=f"set training.vllm_tensor_parallel_size={nearest_divisors(sampler, gcd(heads, key_value_heads))}",
         )
 
 

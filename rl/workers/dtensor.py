@@ -1,6 +1,6 @@
-"""A model in float32, stock or Automodel's, with an adapter if wanted, sharded over data-parallel ranks by FSDP2.
+"""A model in float32, stock or Automodel's, with an adapter if wanted, divided over ranks.
 
-config with overrides -> modules and weights of the backend -> adapter -> shards
+config with overrides -> modules and weights of the backend -> adapter -> split layers (tensor parallel) -> FSDP2
 
 A single rank is not wrapped: sharding over one rank changes no number and costs a copy of the weights per pass.
 """
@@ -21,6 +21,7 @@ from rl.workers.automodel import load_automodel
 from rl.workers.model_config import read_model_config
 from rl.workers.policy import PolicyModel
 from rl.workers.settings import ModelSettings
+from rl.workers.tensor_parallel import DATA, TokenShares, split_layers, tensor_mesh
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
@@ -30,7 +31,7 @@ def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.
 
     Args:
         settings: what to load.
-        mesh: data-parallel ranks to shard over; None when there is one rank.
+        mesh: ranks to divide it over, ``tensor_parallel.rank_mesh``; None when there is one rank.
         device: where the weights go.
     """
     language_model = load_language_model(settings, device)
@@ -41,11 +42,14 @@ def load_policy(settings: ModelSettings, mesh: DeviceMesh | None, device: torch.
         add_adapter(language_model, settings.lora, use_triton=settings.lora.use_triton and device.type == "cuda")
     if settings.activation_checkpointing:
         language_model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(language_model).to(device)
+    group = tensor_mesh(mesh)
+    policy = PolicyModel(language_model, None if group is None else TokenShares(group)).to(device)
+    if group is not None:
+        split_layers(language_model, group, adapted=settings.lora is not None)
     if mesh is not None:
         for layer in decoder_layers(language_model):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(policy, mesh=mesh)
+            fully_shard(layer, mesh=mesh[DATA])
+        fully_shard(policy, mesh=mesh._flatten())  # over all ranks, also those of a tensor group
     return policy
 
 

@@ -29,8 +29,11 @@ START_TIMEOUT_S = 600.0
 class PolicyGroup:
     """All ranks of the policy. ``async with await PolicyGroup.start(...) as policy`` ends them whatever happens."""
 
-    def __init__(self, ranks: Sequence[Any], *, log_files: Sequence[Path], pids: Sequence[int]):
+    def __init__(
+        self, ranks: Sequence[Any], *, tensor_parallel_size: int, log_files: Sequence[Path], pids: Sequence[int]
+    ):
         self._ranks = ranks
+        self._tensor_parallel_size = tensor_parallel_size
         self._log_files = log_files
         self.pids = pids
 
@@ -58,7 +61,7 @@ class PolicyGroup:
             )
             for rank, log_file in enumerate(log_files)
         ]
-        group = cls(ranks, log_files=log_files, pids=())
+        group = cls(ranks, tensor_parallel_size=settings.tensor_parallel_size, log_files=log_files, pids=())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 group.pids = await group._all("pid")
@@ -75,15 +78,18 @@ class PolicyGroup:
         """One optimizer step.
 
         Args:
-            batches: the share of each rank, [num_ranks].
+            batches: the share of each data-parallel rank; all ranks of a tensor group get the same.
             learning_rate: for this step.
         """
-        results: list[RankResult] = await self._each("train", [(batch, learning_rate) for batch in batches])
-        return joined_results(results)
+        copies = self._tensor_parallel_size
+        arguments = [(batch, learning_rate) for batch in batches for _ in range(copies)]
+        results: list[RankResult] = await self._each("train", arguments)
+        return joined_results(results, copies=copies)
 
     async def logprobs(self, batches: Sequence[RankBatch]) -> list[Any]:
-        """Log-probabilities of the trained tokens under the current weights, per rank in micro-batch order."""
-        return await self._each("logprobs", [(batch,) for batch in batches])
+        """Log-probabilities of the trained tokens under the current weights, per batch in micro-batch order."""
+        copies = self._tensor_parallel_size
+        return (await self._each("logprobs", [(batch,) for batch in batches for _ in range(copies)]))[::copies]
 
     async def write_weights(self, folder: Path) -> None:
         """Write the current weights, in the sampler's precision, into ``folder``, or send them to the sampler."""

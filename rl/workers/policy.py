@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.utils.generic import ModelOutput
 
+    from rl.workers.tensor_parallel import TokenShares
+
 LOGIT_ELEMENTS = 256 * 2**20
 """512 MB of bfloat16 logits; more tokens than fit have theirs computed a second time in the backward pass."""
 
@@ -90,9 +92,15 @@ class PolicyModel(nn.Module):
     head's weights before this forward runs.
     """
 
-    def __init__(self, language_model: "PreTrainedModel"):
+    def __init__(self, language_model: "PreTrainedModel", shares: "TokenShares | None" = None):
+        """
+        Args:
+            language_model: with an output head.
+            shares: divides tokens over the ranks of a tensor group; None when each rank scores its own.
+        """
         super().__init__()
         self.language_model = language_model
+        self._shares = shares
 
     def forward(
         self, batch: DeviceBatch, *, temperature: float, top_k: int | None, with_router_logits: bool = False
@@ -110,17 +118,31 @@ class PolicyModel(nn.Module):
             **({"output_router_logits": True} if with_router_logits else {}),
         )
         hidden_NH = outputs.last_hidden_state.flatten(0, 1)[batch.predict_from]
+        logprobs, entropies = self._scores(hidden_NH, batch.targets, temperature=temperature, top_k=top_k)
+        return PolicyOutput(logprobs, entropies, _router_logits(outputs) if with_router_logits else ())
+
+    def _scores(
+        self, hidden_NH: Tensor, targets_N: Tensor, *, temperature: float, top_k: int | None
+    ) -> tuple[Tensor, Tensor]:
         head: nn.Linear = self.language_model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight_VH: Tensor = head.weight
+        bias_V: Tensor | None = head.bias
+        shares, num_tokens = self._shares, len(targets_N)
+        if shares is not None:
+            hidden_NH, targets_N, weight_VH = shares.share(hidden_NH), shares.share(targets_N), shares.summed(weight_VH)
+            bias_V = shares.summed(bias_V) if bias_V is not None else None
         logprobs, entropies = token_logprobs(
             hidden_NH,
-            head.weight,
-            head.bias,
-            batch.targets,
+            weight_VH,
+            bias_V,
+            targets_N,
             temperature=temperature,
             top_k=top_k,
-            chunk=max(1, LOGIT_ELEMENTS // head.weight.shape[0]),
+            chunk=max(1, LOGIT_ELEMENTS // weight_VH.shape[0]),
         )
-        return PolicyOutput(logprobs, entropies, _router_logits(outputs) if with_router_logits else ())
+        if shares is not None:
+            logprobs, entropies = shares.joined(logprobs, num_tokens), shares.joined(entropies, num_tokens)
+        return logprobs, entropies
 
 
 def _router_logits(outputs: "ModelOutput") -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from rl.actor_output import redirect_output
 from rl.adapter import adapter_weights, merged_weights
@@ -52,6 +52,7 @@ class PolicyRank:
         # Here, since they import transformers: seconds that the driver need not spend.
         from rl.workers.dtensor import load_policy
         from rl.workers.model_config import router_settings
+        from rl.workers.tensor_parallel import rank_mesh
 
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
         self._settings = settings
@@ -64,7 +65,7 @@ class PolicyRank:
         if num_ranks > 1:
             backend = "gloo" if settings.device == "cpu" else "nccl"
             dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=num_ranks)
-            mesh = init_device_mesh(settings.device, (num_ranks,))
+            mesh = rank_mesh(settings.device, num_ranks, tensor_parallel_size=settings.tensor_parallel_size)
         if settings.model.backend == "automodel" and settings.device == "cpu" and rank == 0:
             logger.info("automodel on a CPU: stock transformers modules, and Automodel's LoRA without Triton")
         self._policy = load_policy(settings.model, mesh, device)

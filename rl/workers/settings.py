@@ -47,5 +47,7 @@ class RankSettings:
     max_grad_norm: float
     """Gradients are scaled down to this norm; 0 leaves them alone."""
     seed: int
+    tensor_parallel_size: int = 1
+    """Ranks in a row that split each layer between them and get the same batches."""
     transfer: TransferTarget | None = None
     """Where whole models go from GPU to GPU; None writes files."""

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from launcher.schema.sampling import Sampling
 from rl.loss import LossSettings, policy_loss
 from rl.loss_statistics import LossStatistics, combined
 from rl.micro_batch import FloatArray, MicroBatch
+from rl.optimizer import clip_gradients
 from rl.router_loss import ExpertLoad, RouterSettings, balance_loss, expert_load, sample_counts
 from rl.workers.batch import RankBatch
 from rl.workers.policy import PolicyModel, PolicyOutput, device_batch
@@ -74,11 +74,17 @@ class StepResult:
     """Before its coefficient; None without."""
 
 
-def joined_results(results: Sequence[RankResult]) -> StepResult:
-    """Add up what the ranks report."""
-    router_losses = [result.router_aux_loss for result in results if result.router_aux_loss is not None]
+def joined_results(results: Sequence[RankResult], *, copies: int = 1) -> StepResult:
+    """Add up what the ranks report.
+
+    Args:
+        results: of all ranks, in their order.
+        copies: so many ranks in a row computed the same, and count once.
+    """
+    different = results[::copies]
+    router_losses = [result.router_aux_loss for result in different if result.router_aux_loss is not None]
     return StepResult(
-        statistics=combined(result.statistics for result in results),
+        statistics=combined(result.statistics for result in different),
         grad_norm=results[0].grad_norm,
         seconds=max(result.seconds for result in results),
         peak_memory_bytes=max(result.peak_memory_bytes for result in results),
@@ -123,7 +129,7 @@ def train_step(
         statistics.append(sums)
         balances.append(balance)
     _reshard(policy)
-    grad_norm = _clip_gradients(policy, settings.max_grad_norm)
+    grad_norm = clip_gradients(policy.parameters(), settings.max_grad_norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
             f"the gradient norm is {grad_norm}: nothing was updated; lower training.learning_rate, or train in float32"
@@ -241,9 +247,3 @@ def _reshard(policy: PolicyModel) -> None:
     ``parameters()`` gives copies that have no gradient."""
     if isinstance(policy, FSDPModule):
         policy.reshard()
-
-
-def _clip_gradients(policy: PolicyModel, max_norm: float) -> float:
-    """Scale gradients down to ``max_norm`` (0: leave them) and give their norm before."""
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm or float("inf"))
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

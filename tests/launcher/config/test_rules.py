@@ -21,6 +21,9 @@ CPU = DeviceFacts(kind="cpu", name="CPU", memory_bytes=1)
 LLAMA = ModelFacts(config={"model_type": "llama"}, tensors={"model.layers.0.mlp.up_proj.weight": (8, 4)})
 EXPERTS = ModelFacts(config={"model_type": "qwen3_moe", "router_aux_loss_coef": 0.001})
 VISION = ModelFacts(config={"model_type": "qwen3_vl", "vision_config": {}})
+SMOLLM2 = ModelFacts(
+    config={"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
+)
 MISSING = Problem(code="no-package", path="environment", message="'e' does not exist", fix="give a path")
 
 Case = tuple[str, str, dict[str, Any], dict[str, Any], str]
@@ -98,6 +101,10 @@ FACT_CASES: list[tuple[str, str, dict[str, Any], Facts, Facts, str]] = [
      Facts(model=ModelFacts(config={"model_type": "llama", "no_such_key": 0})), "no_such_key is no key"),
     ("R36", T + "router_aux_loss_coef", {T + "router_aux_loss_coef": 0.0}, Facts(model=LLAMA), Facts(model=EXPERTS),
      "(llama): it has no routers to balance"),
+    ("R37", P + "tensor_parallel_size", {P + "tensor_parallel_size": 2, P + "num_gpus_per_node": 2},
+     Facts(model=SMOLLM2), Facts(model=LLAMA), "2 does not divide both the model's 9 attention heads and its 3"),
+    ("R37", T + "vllm_tensor_parallel_size", {T + "vllm_tensor_parallel_size": 2, P + "num_gpus_per_node": 2},
+     Facts(model=SMOLLM2), Facts(model=LLAMA), "2 does not divide the model's 9 attention heads"),
     ("R36", T + "router_aux_loss_coef", {T + "router_aux_loss_coef": 0.01},
      Facts(model=ModelFacts(config={"model_type": "none", "text_config": EXPERTS.config})), Facts(model=EXPERTS),
      "is no top-level key of the model's config (none)"),
@@ -263,6 +270,27 @@ def test_automodel_on_a_cpu_is_said_once_and_allowed(make_job: MakeJob) -> None:
     assert [p.severity for p in problems] == ["warning"]
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, None),
+        ({"intermediate_size": 1537}, "3 does not divide the model's intermediate_size (1537)"),
+        ({"model_type": "gpt2"}, "transformers has no tensor-parallel plan for the model"),
+        ({"model_type": "qwen3_moe"}, "splits the model's layers.*.mlp.experts.gate_up_proj as 'packed_colwise'"),
+        ({"model_type": "of_somebody"}, None),
+    ],
+)
+def test_layers_are_split_as_the_models_plan_says(config: dict[str, Any], words: str | None, make_job: MakeJob) -> None:
+    model = ModelFacts(config={**SMOLLM2.config, **config})
+    three = {P + "tensor_parallel_size": 3, P + "num_gpus_per_node": 3}
+    job = make_job({**three, T + "policy_backend": "dtensor"})
+    problems = found("R37", job, Facts(model=model))
+    assert [words in problem.message for problem in problems if words] == [True] * len(problems)
+    assert len(problems) == (words is not None)
+    assert found("R30", job, Facts(model=model)) == []
+    assert found("R37", make_job({**three, "engine.name": "nemo_rl"}), Facts(model=model)) == []
+
+
 def test_rules_that_read_a_broken_key_are_silent(make_job: MakeJob) -> None:
     job = make_job({T + "max_new_tokens": 4096, T + "num_generations_per_prompt": 1})
     codes = {p.code for p in check_rules(job, Facts(), broken={"training.max_seq_length"})}
@@ -297,6 +325,15 @@ def test_rules_say_what_they_read(make_job: MakeJob) -> None:
         list(rule.check(Reading(make_job(settings), "", seen), facts))  # type: ignore[arg-type]
         unsaid = {key for key in seen if not any(touches(key, said) for said in rule.reads)}
         assert not unsaid, (code, unsaid)
+
+
+def test_a_broken_key_hides_no_finding_about_another(make_job: MakeJob) -> None:
+    job = make_job({T + "top_k": 1, T + "min_learning_rate": 1.0, T + "advantage_clip_low": 1.0,
+                    T + "warmup_steps": 9, T + "max_steps": 9})  # fmt: skip
+    broken = {T + "temperature", T + "batch_size", T + "advantage_clip_high"}
+    found_all = check_rules(job, Facts(), broken=broken)
+    assert [(p.code, p.path) for p in found_all] == [("R13", T + "advantage_clip_low"),
+                                                     ("R19", T + "min_learning_rate"), ("R21", T + "top_k")]  # fmt: skip
 
 
 def test_no_rule_names_a_key_that_is_not_a_setting() -> None:

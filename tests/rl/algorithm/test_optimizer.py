@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl.optimizer import OptimizerSettings, build_optimizer
+from rl.optimizer import OptimizerSettings, build_optimizer, clip_gradients
 
 
 def weight_after_one_step(kind, *, weight=2.0, gradient=0.5, decay=0.1, rate=0.01, eps=1e-5):
@@ -42,3 +42,14 @@ def test_betas_are_the_settings():
     )
     (group,) = build_optimizer([torch.nn.Parameter(torch.ones(1))], settings).param_groups
     assert (group["betas"], group["eps"], group["lr"]) == ((0.5, 0.7), 1e-8, 0.0)
+
+
+def test_gradients_are_scaled_down_to_the_norm_and_never_up() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(n)) for n in (1, 2, 3)]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0]), torch.tensor([0.0, 4.0])
+    assert clip_gradients(parameters, 0) == 5.0
+    assert clip_gradients(parameters, 10.0) == 5.0
+    assert parameters[1].grad.tolist() == [0.0, 4.0]
+    assert clip_gradients(parameters, 1.0) == 5.0
+    assert parameters[0].grad.tolist() == pytest.approx([0.6])
+    assert parameters[1].grad.tolist() == pytest.approx([0.0, 0.8])

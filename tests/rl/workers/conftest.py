@@ -26,7 +26,7 @@ def policy() -> PolicyModel:
     return tiny_policy()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def samples() -> list[TrainSample]:
     """Four groups of three responses; the second turn of some has an observation that is not trained."""
     numbers = random.Random(5)

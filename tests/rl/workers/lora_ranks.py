@@ -1,11 +1,12 @@
 """Run by test_lora_ranks.py in one process per rank: a training step of an adapter with a KL penalty.
 
-python lora_ranks.py RANK NUM_RANKS FOLDER, where FOLDER holds settings.pkl and batches-NUM_RANKS.pkl and gets
-weights-NUM_RANKS.pt (two steps later) and export-NUM_RANKS/.
+python lora_ranks.py RANK NUM_RANKS FOLDER, where FOLDER holds settings.pkl and batches-DATA_PARALLEL_SIZE.pkl. For each
+tensor parallel size that divides the ranks it gets result-DATA-TENSOR.pt (two steps later) and export-DATA-TENSOR/.
 """
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,20 +18,22 @@ from rl.workers.rank import PolicyRank
 
 def main(rank: int, num_ranks: int, folder: Path) -> None:
     settings = pickle.loads((folder / "settings.pkl").read_bytes())
-    policy_rank = PolicyRank(
-        settings, rank=rank, num_ranks=num_ranks, rendezvous=f"file://{folder}/rendezvous-{num_ranks}", num_threads=1,
-        log_file=None,
-    )  # fmt: skip
-    batches = pickle.loads((folder / f"batches-{num_ranks}.pkl").read_bytes())
-    results = [policy_rank.train(batches[rank], 0.01) for _ in range(2)]
-    weights = full_weights(policy_rank._policy)
-    policy_rank.export(folder / f"export-{num_ranks}")
-    if rank == 0:
-        norms = [result.grad_norm for result in results]
-        torch.save({"weights": weights, "grad_norms": norms}, folder / f"result-{num_ranks}.pt")
-    if num_ranks > 1:
-        dist.barrier()
-        dist.destroy_process_group()
+    for size in range(1, num_ranks + 1):
+        name = f"{num_ranks // size}-{size}"
+        policy_rank = PolicyRank(
+            replace(settings, tensor_parallel_size=size), rank=rank, num_ranks=num_ranks,
+            rendezvous=f"file://{folder}/rendezvous-{name}", num_threads=1, log_file=None,
+        )  # fmt: skip
+        batch = pickle.loads((folder / f"batches-{num_ranks // size}.pkl").read_bytes())[rank // size]
+        results = [policy_rank.train(batch, 0.01) for _ in range(2)]
+        weights = full_weights(policy_rank._policy)
+        policy_rank.export(folder / f"export-{name}")
+        if rank == 0:
+            norms = [result.grad_norm for result in results]
+            torch.save({"weights": weights, "grad_norms": norms}, folder / f"result-{name}.pt")
+        if num_ranks > 1:
+            dist.barrier()
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

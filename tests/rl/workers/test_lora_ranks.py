@@ -5,12 +5,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_bridge.types import TrainSample
 from launcher.schema.plan import LoraPlan
@@ -18,7 +18,6 @@ from launcher.schema.sampling import Sampling
 from rl.layout import LayoutSettings, rank_batches
 from rl.loss import LossSettings
 from rl.optimizer import OptimizerSettings
-from rl.workers.policy import PolicyModel
 from rl.workers.settings import ModelSettings, RankSettings
 
 SCRIPT = Path(__file__).with_name("lora_ranks.py")
@@ -51,9 +50,25 @@ def settings(model: Path) -> RankSettings:
     )  # fmt: skip
 
 
-def run_ranks(folder: Path, samples: list[TrainSample], num_ranks: int) -> dict[str, Any]:
-    (batches,) = rank_batches(samples, ADVANTAGES, replace(LAYOUT, data_parallel_size=num_ranks))
-    (folder / f"batches-{num_ranks}.pkl").write_bytes(pickle.dumps(batches))
+@pytest.fixture(scope="module")
+def folder(samples: list[TrainSample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one rank, and then two, have trained."""
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=97, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).float().save_pretrained(folder / "model")
+    (folder / "settings.pkl").write_bytes(pickle.dumps(settings(folder / "model")))
+    for size in (1, 2):
+        (batches,) = rank_batches(samples, ADVANTAGES, replace(LAYOUT, data_parallel_size=size))
+        (folder / f"batches-{size}.pkl").write_bytes(pickle.dumps(batches))
+        run_ranks(folder, size)
+    return folder
+
+
+def run_ranks(folder: Path, num_ranks: int) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(rank), str(num_ranks), str(folder)], stderr=subprocess.PIPE, text=True
@@ -63,22 +78,17 @@ def run_ranks(folder: Path, samples: list[TrainSample], num_ranks: int) -> dict[
     for process in ranks:
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors[-3000:]
-    result: dict[str, Any] = torch.load(folder / f"result-{num_ranks}.pt")
-    return result
 
 
-def test_two_ranks_train_and_export_the_adapter_of_one(
-    policy: PolicyModel, samples: list[TrainSample], tmp_path: Path
-) -> None:
-    policy.language_model.save_pretrained(tmp_path / "model")
-    (tmp_path / "settings.pkl").write_bytes(pickle.dumps(settings(tmp_path / "model")))
-    one, two = (run_ranks(tmp_path, samples, num_ranks) for num_ranks in (1, 2))
+@pytest.mark.parametrize("division", ["2-1", "1-2"], ids=["data parallel", "tensor parallel"])
+def test_two_ranks_train_and_export_the_adapter_of_one(folder: Path, division: str) -> None:
+    one, two = (torch.load(folder / f"result-{name}.pt") for name in ("1-1", division))
     assert two["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-4)
     assert one["grad_norms"][0] > 0
     assert one["weights"].keys() == two["weights"].keys()
     for name, weight in one["weights"].items():
         torch.testing.assert_close(two["weights"][name], weight, rtol=1e-4, atol=1e-6, msg=name)
-    exported = load_file(tmp_path / "export-2" / "adapter_model.safetensors")
+    exported = load_file(folder / f"export-{division}" / "adapter_model.safetensors")
     assert len(exported) == 2 * 7 * 2
     for name, weight in exported.items():
         assert torch.equal(weight, two["weights"][name.removeprefix("base_model.model.")])
