@@ -109,6 +109,9 @@ def _unparsable(text: str, error: Exception, *, recipes: Iterable[str]) -> Probl
     if "=" not in text:
         otherwise = "write key=value, or ~key for the default"
         return _problem(text, "is not key=value", did_you_mean(text, recipes, otherwise=otherwise, prefix=f"{RECIPE}="))
+    if "${" in text:
+        fix = "quote the value inside the shell's quotes: '{}=\"{}\"'".format(*text.split("=", 1))
+        return _problem(text, "cannot be read: a ${...} that holds another needs quotes", fix)
     reason = str(error).splitlines()[0] if str(error) else "it nests too deep"
     return _problem(text, f"cannot be read: {reason}", "quote the value, as in key='a value, with marks'")
 

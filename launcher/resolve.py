@@ -14,7 +14,7 @@ from launcher.compose import Composer, Layer, job_part
 from launcher.interpolation import interpolate
 from launcher.job_json import read_job_json
 from launcher.origins import DEFAULT, Origin, TracedTree, dotted, leaves, value_at
-from launcher.overrides import parse_overrides
+from launcher.overrides import REFERENCE_GROUPS, parse_overrides
 from launcher.paths import RECIPE, config_roots
 from launcher.schema.job import JobConfig
 from launcher.schema.plan import RunPlan
@@ -68,7 +68,8 @@ class Resolved:
 
     def located(self, problem: Problem) -> Problem:
         """A problem with the file and line that its key was set at."""
-        place = self.origin(problem.path).place
+        key = f"{problem.path}.name" if problem.path in REFERENCE_GROUPS else problem.path
+        place = self.origin(key).place
         return replace(problem, message=f"{problem.message} ({place})") if place else problem
 
     def origins_json(self, plan: RunPlan | None = None) -> str:

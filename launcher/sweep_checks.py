@@ -6,6 +6,7 @@ adaptive: overrides --(one trial, as an example)----------> what is wrong with a
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from launcher.validation import key_paths
 if TYPE_CHECKING:
     from launcher.hydra_app import HydraArguments
 
+MOST_TRIALS = 10_000
+"""Of a grid: more are a mistake, and checking them would take minutes."""
 _REFERENCES = ("model", "dataset", "environment")
 """Settings that name files: what a rule knows of files depends on them too."""
 _KNOWN = ("optuna", "nevergrad", "ax")
@@ -52,6 +55,9 @@ def expand_grid(arguments: "HydraArguments", params: Mapping[str, Any], checker:
     from hydra.errors import HydraException
 
     parsed = _parsed([*(f"{key}={value}" for key, value in params.items()), *arguments.overrides], checker)
+    if math.prod(_num_values(override) for override in parsed) > MOST_TRIALS:
+        raise LauncherError([Problem(code="bad-sweep", path="hydra/sweeper", fix="list fewer values",
+                                     message=f"asks for more than {MOST_TRIALS:,} trials")])  # fmt: skip
     try:
         batches = BasicSweeper.split_arguments([o for o in parsed if not o.is_hydra_override()], None)
     except HydraException as error:
@@ -141,19 +147,46 @@ def composition_problems(
 
 
 def _parsed(texts: Sequence[str], checker: Checker) -> list[Any]:
+    """Overrides as Hydra parses them.
+
+    Raises:
+        LauncherError: for one that gives no value at all: an empty range, a glob that nothing matches.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from launcher.hydra_app import config_loader
 
-    return OverridesParser.create(config_loader=config_loader(checker.composer)).parse_overrides(list(texts))
+    parsed = OverridesParser.create(config_loader=config_loader(checker.composer)).parse_overrides(list(texts))
+    fix = "a range needs a step other than 0 towards its end; a glob is matched against the choices of a group"
+    problems = [
+        Problem(code="bad-sweep", path=override.key_or_group, fix=fix,
+                message=f"{str(override.input_line).partition('=')[2]} has no value")
+        for override in parsed if not _num_values(override)
+    ]  # fmt: skip
+    if problems:
+        raise LauncherError(problems)
+    return parsed
+
+
+def _num_values(override: Any) -> int:
+    """How many values an override gives; without writing out a range."""
+    from hydra.core.override_parser.types import RangeSweep
+
+    if not override.is_discrete_sweep():
+        return 1
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        start, stop, step = value.start or 0, value.stop or 0, value.step
+        return max(math.ceil((stop - start) / step), 0) if step and math.isfinite(stop - start) else 0
+    return sum(1 for _ in override.sweep_string_iterator())
 
 
 def _example(override: Any) -> str:
     """The first of an override's values, as an override of its own."""
     if not override.is_sweep_override():
         return str(override.input_line)
-    values = override.sweep_string_iterator() if override.is_discrete_sweep() else [override.value().start]
-    return f"{override.get_key_element()}={next(iter(values))}"
+    first = next(override.sweep_string_iterator()) if override.is_choice_sweep() else override.value().start
+    return f"{override.get_key_element()}={first}"
 
 
 def _keys(tree: Any) -> Iterator[str]:

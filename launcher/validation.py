@@ -185,7 +185,7 @@ def _type_fix(given: Any) -> str:
         return "leave the key out for its default"
     if isinstance(given, str):
         if _QUOTED.fullmatch(given):
-            return "write it without quotes; from an environment variable: ${oc.decode:${oc.env:NAME}}"
+            return 'write it without quotes; from an environment variable: "${oc.decode:${oc.env:NAME}}"'
         return "give a value of that kind"
     if isinstance(given, list | dict):
         return "see `grpo explain KEY` for what belongs there"

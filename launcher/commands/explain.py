@@ -87,10 +87,13 @@ def _value_facts(setting: Setting, overrides: list[str], job_json: Path | None) 
     from launcher.origins import value_at
 
     checked = check_job(overrides, job_json=job_json)
+    if unusable := [p for p in checked.problems if p.code in ("bad-override", "unknown-choice")]:
+        raise LauncherError(unusable)
     path = tuple(setting.key.split("."))
-    value = value_at(checked.resolved.to_tree(), path)
     origin = checked.resolved.origin(setting.key)
-    facts = {"value": value, "origin": str(origin)}
+    facts = {"origin": str(origin)}
+    if not setting.is_section:
+        facts = {"value": value_at(checked.resolved.to_tree(), path), **facts}
     field = DERIVED_SETTINGS.get(setting.key)
     if field and checked.plan is not None and origin.kind == "default":
         facts = {"value": asdict(checked.plan)[field], "origin": f"derived: {checked.plan.formulas[field]}"}
@@ -130,7 +133,7 @@ def _rule_facts(found: Rule) -> dict[str, Any]:
 def _as_text(facts: Mapping[str, Any]) -> str:
     lines = [str(facts["key"])]
     for name, value in facts.items():
-        if name == "key" or (value in ([], None) and name != "default"):
+        if name == "key" or (value in ([], None) and name not in ("default", "value")):
             continue
         if isinstance(value, list):
             lines.append(f"  {name:8}  {value[0]}")

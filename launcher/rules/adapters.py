@@ -111,6 +111,7 @@ def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
         if matches(pattern, NEVER_ADAPTED):
             yield Finding(
                 path="training.lora.target_modules",
+                reads=("training.lora.target_modules",),
                 message=f"{pattern!r} matches {NEVER_ADAPTED}, which is never adapted: it is often tied to the "
                 "embedding, and samplers load no adapter for it",
                 fix="name other layers, or leave both lists out to adapt every linear layer but lm_head",
@@ -123,6 +124,7 @@ def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
             if not any(matches(pattern, name) for name in (*names, NEVER_ADAPTED)):
                 yield Finding(
                     path=f"training.lora.{key}",
+                    reads=(f"training.lora.{key}", "model"),
                     message=f"{pattern!r} matches none of the model's {len(names)} linear layers "
                     f"({_counts(patterns or (), list(names))})",
                     fix=f"use one of {', '.join(_last_parts(list(names)))}, or a pattern with *",

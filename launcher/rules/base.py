@@ -1,10 +1,11 @@
 """What a rule is. One function in this package per rule; ``launcher.rules`` lists them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from launcher.facts import Facts
+from launcher.origins import touches
 from launcher.schema.job import JobConfig
 from launcher.schema.problems import Problem
 
@@ -17,6 +18,8 @@ class Finding:
     message: str
     fix: str
     severity: Literal["error", "warning"] = "error"
+    reads: tuple[str, ...] = ()
+    """Keys it depends on besides ``path``, when they are fewer than those of the rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +37,22 @@ class Rule:
     check: Callable[[JobConfig, Facts], Iterator[Finding]]
     """Its docstring is the long form that ``grpo explain`` prints."""
     reads: tuple[str, ...]
-    """Keys it looks at; a rule is skipped while one of them has an error of its own."""
+    """Keys it looks at."""
 
-    def problems(self, job: JobConfig, facts: Facts) -> Iterator[Problem]:
-        """What the rule finds in a job."""
+    def problems(self, job: JobConfig, facts: Facts, *, broken: Set[str] = frozenset()) -> Iterator[Problem]:
+        """What the rule finds in a job.
+
+        Args:
+            job: a job whose fields are valid one by one.
+            facts: what is known of files and machine.
+            broken: dotted keys whose value stands in for an invalid one: findings that depend on them are left out.
+        """
         for found in self.check(job, facts):
-            yield Problem(
-                code=self.code, path=found.path, message=found.message, fix=found.fix, severity=found.severity
-            )
+            keys = (found.path, *(found.reads or self.reads))
+            if not any(touches(key, bad) for key in keys for bad in broken):
+                yield Problem(
+                    code=self.code, path=found.path, message=found.message, fix=found.fix, severity=found.severity
+                )
 
 
 def nearest_multiples(value: int, of: int) -> str:

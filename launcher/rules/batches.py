@@ -84,6 +84,7 @@ def schedule_fits(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     if training.min_learning_rate is not None and training.min_learning_rate > training.learning_rate:
         yield Finding(
             path="training.min_learning_rate",
+            reads=("training.learning_rate",),
             message=f"{training.min_learning_rate:g} is above learning_rate ({training.learning_rate:g})",
             fix=f"set training.min_learning_rate={training.learning_rate / 10:g}, or leave it out for 0",
         )
@@ -127,6 +128,7 @@ def validation_has_rows(job: JobConfig, facts: Facts) -> Iterator[Finding]:
         if wanted:
             yield Finding(
                 path=path,
+                reads=("dataset",),
                 message="the dataset has no rows in validation.jsonl: validation is off",
                 fix="add validation.jsonl to the dataset, or drop the setting",
                 severity="warning",

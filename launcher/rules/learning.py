@@ -39,12 +39,14 @@ def advantage_bounds_enclose_zero(job: JobConfig, facts: Facts) -> Iterator[Find
     if low is not None and low > 0:
         yield Finding(
             path="training.advantage_clip_low",
+            reads=("training.advantage_clip_low",),
             message=f"{low:g} is above 0: every advantage becomes positive",
             fix=f"set training.advantage_clip_low={-low:g}, or leave it out",
         )
     if high is not None and high < 0:
         yield Finding(
             path="training.advantage_clip_high",
+            reads=("training.advantage_clip_high",),
             message=f"{high:g} is below 0: every advantage becomes negative",
             fix=f"set training.advantage_clip_high={-high:g}, or leave it out",
         )
@@ -171,12 +173,14 @@ def sampling_explores(job: JobConfig, facts: Facts) -> Iterator[Finding]:
     if training.top_k == 1:
         yield Finding(
             path="training.top_k",
+            reads=("training.top_k",),
             message="is 1: sampling is greedy, and every response of a group is the same",
             fix="leave training.top_k out, or set 20 or more",
         )
     if training.temperature < GREEDY_TEMPERATURE:
         yield Finding(
             path="training.temperature",
+            reads=("training.temperature",),
             message=f"{training.temperature:g} is below {GREEDY_TEMPERATURE:g}: sampling is greedy, and every response "
             "of a group is the same",
             fix="set training.temperature=1.0",

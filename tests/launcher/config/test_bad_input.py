@@ -223,3 +223,21 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
     assert main(arguments) == 2
     said = capsys.readouterr()
     assert "grpo" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("training.seed=${oc.decode:${oc.env:SEED}}",
+         "quote the value inside the shell's quotes: 'training.seed=\"${oc.decode:${oc.env:SEED}}\"'"),
+        ("demo", "did you mean recipe=demo?"),
+        ("training.learning_rate=1e-6x", "give a value of that kind"),
+    ],
+)  # fmt: skip
+def test_fixes_that_can_be_typed_as_they_are(override: str, fix: str) -> None:
+    assert [p.fix for p in problems_of([*MINIMAL, override])] == [fix]
+
+
+def test_a_value_of_the_environment_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "7")
+    assert resolve([*MINIMAL, 'training.seed="${oc.decode:${oc.env:SEED}}"']).job.training.seed == 7

@@ -18,6 +18,7 @@ from launcher.completion import candidates
 from launcher.json_schemas import SCHEMAS
 from launcher.rules import RULES
 from launcher.schema.plan import RunPlan
+from launcher.schema.problems import LauncherError
 from launcher.setting_docs import settings
 from launcher.validation import key_paths
 
@@ -66,6 +67,17 @@ def test_origins_in_explanations() -> None:
     assert (
         "not one of" in explain("training.optimizer_type", ["recipe=demo", "training.optimizer_type=x"])["problems"][0]
     )
+
+
+def test_an_unset_value_is_shown_as_null(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "training.top_k", "recipe=demo"]) == 0
+    assert "  value     null" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("override", ["backend=dtenser", "training.seed=${oc.decode:${oc.env:SEED}}", "nonsense=("])
+def test_overrides_that_cannot_be_used_are_not_explained_away(override: str) -> None:
+    with pytest.raises(LauncherError):
+        explain("training.seed", ["recipe=demo", override])
 
 
 def test_a_metric_is_explained() -> None:

@@ -105,6 +105,25 @@ def test_a_used_directory_is_refused(project: Project) -> None:
         run_sweep(["recipe=demo", "training.seed=1,2", "hydra.sweep.dir=here"], run_trial=run_trial)
 
 
+@pytest.mark.parametrize(
+    ("sweep", "path", "words"),
+    [
+        ("training.seed=range(0,5,0)", "training.seed", "range(0,5,0) has no value"),
+        ("training.temperature=range(0.5,1,-0.1)", "training.temperature", "has no value"),
+        ("lora=glob(x*)", "lora", "glob(x*) has no value"),
+        ("training.seed=glob(*)", "training.seed", "glob(*) has no value"),
+        ("training.seed=range(0,1000000000)", "hydra/sweeper", "more than 10,000 trials"),
+    ],
+)
+def test_a_sweep_of_no_trial_or_of_too_many(project: Project, sweep: str, path: str, words: str) -> None:
+    root = project({})
+    with pytest.raises(LauncherError) as raised:
+        run_sweep(["recipe=demo", sweep], run_trial=run_trial)
+    assert [(p.code, p.path) for p in raised.value.problems] == [("bad-sweep", path)]
+    assert words in raised.value.problems[0].message
+    assert list(root.iterdir()) == []
+
+
 def test_an_open_range_needs_an_adaptive_sweeper(project: Project) -> None:
     project({})
     with pytest.raises(LauncherError) as raised:
