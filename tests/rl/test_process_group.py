@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from rl.process_group import end_process_group, group_members, is_alive
+from rl.process_group import end_process_group, group_members, is_alive, wait_for_end
 
 PARENT = """
 import multiprocessing, time
@@ -46,9 +46,14 @@ def test_a_group_that_is_gone_costs_nothing():
 
 def test_a_process_nobody_has_waited_for_is_not_alive():
     process = subprocess.Popen(["true"])
-    deadline = time.monotonic() + 10
-    while is_alive(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    asyncio.run(wait_for_end(process.pid, timeout_s=10))
     assert Path(f"/proc/{process.pid}").exists()
     assert not is_alive(process.pid)
     process.wait()
+
+
+def test_waiting_for_an_end_that_does_not_come_is_bounded():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        asyncio.run(wait_for_end(process.pid, timeout_s=0.2))
+        assert is_alive(process.pid)
+        process.kill()
