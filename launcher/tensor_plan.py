@@ -4,7 +4,8 @@
 """
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from math import gcd
+from typing import Any, Literal, get_args
 
 TensorStyle = Literal[
     "colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated_with_grad_allreduce"
@@ -40,3 +41,27 @@ def why_not(plan: Mapping[str, str]) -> str | None:
         if style not in get_args(TensorStyle):
             return f"transformers splits the model's {pattern} as {style!r}, which engine=local does not implement"
     return None
+
+
+def heads(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Attention heads and key-value heads of a model; None when its config does not say."""
+    config = config.get("text_config") or config
+    attention = config.get("num_attention_heads")
+    key_value = config.get("num_key_value_heads") or attention
+    return (attention, key_value) if isinstance(attention, int) and isinstance(key_value, int) else None
+
+
+def uneven_heads(config: Mapping[str, Any], size: int) -> str | None:
+    """Why a group of ``size`` ranks cannot have whole heads each; None when it can, or the config does not say."""
+    counts = heads(config)
+    if counts is None or gcd(*counts) % size == 0:
+        return None
+    return f"{size} does not divide both the model's {counts[0]} attention heads and its {counts[1]} key-value heads"
+
+
+def uneven_width(config: Mapping[str, Any], size: int) -> str | None:
+    """Why a group of ``size`` ranks cannot have equal parts of the feed-forward width; None when it can."""
+    width = (config.get("text_config") or config).get("intermediate_size")
+    if not isinstance(width, int) or width % size == 0:
+        return None
+    return f"{size} does not divide the model's intermediate_size ({width})"

@@ -7,7 +7,7 @@ from launcher.compile import data_parallel_size, num_ranks, vllm_tensor_parallel
 from launcher.facts import Facts, ModelFacts
 from launcher.rules.base import Finding, nearest_divisors, nearest_multiples
 from launcher.schema.job import JobConfig
-from launcher.tensor_plan import known_plan, why_not
+from launcher.tensor_plan import heads, known_plan, uneven_heads, uneven_width, why_not
 
 
 def packing_suits_the_model(job: JobConfig, facts: Facts) -> Iterator[Finding]:
@@ -85,34 +85,23 @@ def tensor_parallel_suits_the_model(job: JobConfig, facts: Facts) -> Iterator[Fi
     part of the feed-forward width; each rank of a sampler whole heads. engine=local splits a model as transformers'
     plan for it says, which can need more than engine=local has (experts, latent attention).
     """
-    if facts.model is None:
-        return
-    config = facts.model.config.get("text_config") or facts.model.config
-    heads, width = config.get("num_attention_heads"), config.get("intermediate_size")
-    key_value_heads = config.get("num_key_value_heads") or heads
-    if not isinstance(heads, int) or not isinstance(key_value_heads, int):
+    if facts.model is None or (counts := heads(facts.model.config)) is None:
         return
     size, path = job.training.parallelism.tensor_parallel_size, "training.parallelism.tensor_parallel_size"
-    if gcd(heads, key_value_heads) % size:
-        yield Finding(
-            path=path,
-            message=f"{size} does not divide both the model's {heads} attention heads and its {key_value_heads} "
-            "key-value heads",
-            fix=f"set {path}={nearest_divisors(size, gcd(heads, key_value_heads))}",
-        )
+    if (uneven := uneven_heads(facts.model.config, size)) is not None:
+        yield Finding(path=path, message=uneven, fix=f"set {path}={nearest_divisors(size, gcd(*counts))}")
     elif size > 1 and job.engine.name == "local":
-        reason = why_not(plan) if (plan := known_plan(str(facts.model.config.get("model_type")))) is not None else None
-        if reason is None and isinstance(width, int) and width % size:
-            reason = f"{size} does not divide the model's intermediate_size ({width})"
-        if reason is not None:
+        plan = known_plan(str(facts.model.config.get("model_type")))
+        reason = why_not(plan) if plan is not None else None
+        if (reason := reason or uneven_width(facts.model.config, size)) is not None:
             yield Finding(path=path, message=reason, fix=f"choose engine=nemo_rl, or set {path}=1")
-    sampler = job.training.vllm_tensor_parallel_size
-    if sampler is not None and (heads % sampler or (key_value_heads % sampler and sampler % key_value_heads)):
+    sampler, (attention, key_value) = job.training.vllm_tensor_parallel_size, counts
+    if sampler is not None and (attention % sampler or (key_value % sampler and sampler % key_value)):
         yield Finding(
             path="training.vllm_tensor_parallel_size",
-            message=f"{sampler} does not divide the model's {heads} attention heads, or goes badly with its "
-            f"{key_value_heads} key-value heads",
-            fix=f"set training.vllm_tensor_parallel_size={nearest_divisors(sampler, gcd(heads, key_value_heads))}",
+            message=f"{sampler} does not divide the model's {attention} attention heads, or neither divides nor is a "
+            f"multiple of its {key_value} key-value heads",
+            fix=f"set training.vllm_tensor_parallel_size={nearest_divisors(sampler, gcd(*counts))}",
         )
 
 

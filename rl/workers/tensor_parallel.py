@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
-from launcher.tensor_plan import TensorStyle, layer_plan, why_not
+from launcher.tensor_plan import TensorStyle, layer_plan, uneven_heads, uneven_width, why_not
 
 DATA, TENSOR = "data", "tensor"
 
@@ -56,8 +56,12 @@ def split_layers(language_model: PreTrainedModel, mesh: DeviceMesh, *, adapted: 
         adapted: the model has a LoRA adapter; its matrices are split too.
 
     Raises:
+        ValueError: the group's size does not divide the model's heads.
         NotImplementedError: the model has no plan, or one that needs more than we have.
     """
+    config = language_model.config.to_dict()
+    if (uneven := uneven_heads(config, mesh.size()) or uneven_width(config, mesh.size())) is not None:
+        raise ValueError(f"training.parallelism.tensor_parallel_size: {uneven}")
     base_model: nn.Module = language_model.base_model
     styles = tensor_styles(language_model)
     if adapted:

@@ -89,7 +89,7 @@ def results(samples: list[TrainSample], tmp_path_factory: pytest.TempPathFactory
         torch.manual_seed(0)
         model = make().float()
         for parameter in model.parameters():  # biases and norms too, which start alike
-            torch.nn.init.normal_(parameter, mean=float(parameter.mean()), std=0.1)
+            torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
         model.save_pretrained(folder / name)
     return {2: run_ranks(folder, samples, 2, [*CASES]), 4: run_ranks(folder, samples, 4, [*CASES][-3:])}
 

@@ -14,6 +14,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from launcher.tensor_plan import heads, uneven_heads, uneven_width
 from rl.workers.tensor_parallel import HeadNorm, tensor_styles
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -56,3 +57,12 @@ def test_a_model_that_cannot_be_split_is_refused(model: PreTrainedModel, words: 
     with pytest.raises(NotImplementedError) as error:
         tensor_styles(model)
     assert words in str(error.value)
+
+
+def test_a_size_that_heads_or_width_do_not_divide_by_is_named_with_them() -> None:
+    smollm2 = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
+    assert uneven_heads(smollm2, 3) is uneven_width(smollm2, 3) is None
+    assert uneven_heads(smollm2, 2) == "2 does not divide both the model's 9 attention heads and its 3 key-value heads"
+    assert uneven_width(smollm2, 5) == "5 does not divide the model's intermediate_size (1536)"
+    assert heads({"text_config": {"num_attention_heads": 4}}) == (4, 4)
+    assert heads({}) is uneven_heads({}, 2) is uneven_width({}, 2) is None
