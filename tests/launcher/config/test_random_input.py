@@ -76,3 +76,32 @@ def test_a_random_recipe(recipe: str) -> None:
 @given(overrides=st.lists(OVERRIDES, max_size=4))
 def test_random_overrides(overrides: list[str]) -> None:
     assert main(["check", "--config-only", "recipe=demo", *overrides]) in (0, 1, 2)
+
+
+NUMBERS = st.text(alphabet="0123456789,.-+e*:", max_size=12)
+SWEEPS = st.builds(
+    "{}={}({})".format,
+    st.sampled_from([*key_paths(), "recipe", "lora", "hydra/launcher", "hydra.sweep.dir"]),
+    st.sampled_from(["range", "choice", "interval", "glob", "sort", "shuffle", "tag", "str", "int"]),
+    NUMBERS | MARKS,
+)
+
+
+@BOUNDED
+@given(overrides=st.lists(SWEEPS | OVERRIDES, min_size=1, max_size=3), sweeper=st.sampled_from(["basic", "optuna"]))
+def test_random_sweeps(overrides: list[str], sweeper: str) -> None:
+    """All that happens before the first trial."""
+    from launcher.checking import Checker
+    from launcher.hydra_app import hydra_arguments, sweep_config
+    from launcher.schema.problems import LauncherError
+    from launcher.sweep_checks import common_problems, composition_problems, expand_grid, trial_problems
+
+    checker = Checker()
+    with contextlib.suppress(LauncherError):
+        arguments = hydra_arguments(["recipe=demo", f"hydra/sweeper={sweeper}", *overrides], checker.composer)
+        composition_problems(overrides, checker.composer)
+        settings = sweep_config(checker.composer, arguments.overrides).hydra
+        if sweeper == "optuna":
+            common_problems(arguments, settings, checker)
+        else:
+            trial_problems(expand_grid(arguments, settings.sweeper.params or {}, checker)[:3], checker)
