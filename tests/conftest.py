@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rl.generation.actor import GenerationSettings
 
 GOLDEN = Path(__file__).parent / "golden"
+TOOL_TEMPLATE = Path(__file__).parent / "gym_bridge" / "tools.jinja"
+"""The demo model's own chat template, plus tool calls."""
 
 prepare_ray(address=None)  # before any test imports Ray
 
@@ -75,8 +77,8 @@ def demo_generation(demo_model_folder: Path) -> "GenerationSettings":
         model_folder=demo_model_folder,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_new_tokens=64),
         device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=64, tensor_parallel_size=1,
-        gpu_memory_utilization=0.5, tool_call_parser=None, reasoning_parser=None, chat_template=None,
-        trust_remote_code=False, seed=0,
+        gpu_memory_utilization=0.5, tool_call_parser="hermes", reasoning_parser=None,
+        chat_template=str(TOOL_TEMPLATE), trust_remote_code=False, seed=0,
     )  # fmt: skip
 
 
