@@ -88,8 +88,12 @@ def hydra_arguments(texts: Sequence[str], composer: Composer) -> HydraArguments:
 
 
 @contextmanager
-def hydra_running(composer: Composer) -> Iterator[Hydra]:
+def hydra_running(composer: Composer, *, refusals: tuple[type[Exception], ...] = ()) -> Iterator[Hydra]:
     """Hydra over our groups and recipes; its global state is as before afterwards.
+
+    Args:
+        composer: where groups and recipes are.
+        refusals: what Hydra raises for wrong input besides its own exceptions.
 
     Raises:
         LauncherError: for what Hydra refuses.
@@ -101,7 +105,7 @@ def hydra_running(composer: Composer) -> Iterator[Hydra]:
     state.hydra = Hydra("grpo", config_loader(composer))
     try:
         yield state.hydra
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, *refusals) as error:
         said = re.split(r"\n(?:Search path|Config search path)", str(error))[0]
         message = " ".join(said.split()) or type(error).__name__
         cause = f": {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) not in message else ""
@@ -136,7 +140,7 @@ def show_config(overrides: Sequence[str], *, part: str, package: str | None, res
         composer: where groups and recipes are.
     """
     arguments = list(hydra_arguments(overrides, composer).overrides)
-    with hydra_running(composer) as running:
+    with hydra_running(composer, refusals=(ValueError,)) as running:
         if package is not None and OmegaConf.select(sweep_config(composer, arguments), package) is None:
             sections = [dotted(path) for path, _, section in schema_fields() if section is not None]
             fix = did_you_mean(package, [*sections, "hydra.sweep"], otherwise="name a section, such as training")
@@ -147,7 +151,7 @@ def show_config(overrides: Sequence[str], *, part: str, package: str | None, res
 def show_info(overrides: Sequence[str], *, topic: str, composer: Composer) -> None:
     """``--info``: print what Hydra knows of a topic: its defaults list, search path, plugins."""
     arguments = list(hydra_arguments(overrides, composer).overrides)
-    with hydra_running(composer) as running:
+    with hydra_running(composer, refusals=(ValueError,)) as running:
         running.show_info(topic, APP, arguments)
 
 
@@ -155,7 +159,7 @@ def sweep_config(composer: Composer, overrides: Sequence[str]) -> DictConfig:
     """Hydra's own settings of a sweep, composed."""
     from hydra.types import RunMode
 
-    with hydra_running(composer) as running:
+    with hydra_running(composer, refusals=(ValueError,)) as running:
         return running.compose_config(APP, list(overrides), RunMode.MULTIRUN, validate_sweep_overrides=False)
 
 
