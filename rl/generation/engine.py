@@ -173,9 +173,13 @@ def actor_variables(settings: GenerationSettings) -> dict[str, str]:
     if settings.device == "cpu":
         variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"  # vLLM leaves a core to others; ours are idle while it samples
         variables["TORCH_COMPILE_DISABLE"] = "1"  # one small function of the sampler: 20 s for the first token, and g++
-        variables["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))  # Ray says 1 to actors without CPUs
-        if settings.tensor_parallel_size == 1:
+        num_workers = settings.tensor_parallel_size
+        threads = max(len(os.sched_getaffinity(0)) // num_workers, 1)
+        variables["OMP_NUM_THREADS"] = str(threads)  # Ray says 1 to actors without CPUs
+        if num_workers == 1:
             variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # allows the executor that vllm_arguments asks for
+        else:
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # vLLM would want a NUMA node for each worker
     return variables
 
 

@@ -91,9 +91,12 @@ def test_one_cpu_rank_runs_inside_the_engine_on_all_cores(settings, monkeypatch)
     assert "--distributed-executor-backend=uni" in vllm_arguments(settings)
     assert actor_variables(settings)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert actor_variables(settings)["OMP_NUM_THREADS"] == "3"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in actor_variables(settings)
     two = replace(settings, tensor_parallel_size=2)
     assert "--distributed-executor-backend=uni" not in vllm_arguments(two)
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in actor_variables(two)
+    assert actor_variables(two)["OMP_NUM_THREADS"] == "1"
+    assert actor_variables(two)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 
 
 def test_nothing_is_fetched_and_nothing_is_reported(settings):
