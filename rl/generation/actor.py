@@ -15,6 +15,7 @@ from launcher.schema.problems import RunFailed
 from launcher.schema.sampling import Sampling
 from rl.actor_output import redirect_output
 from rl.generation.call_log import CallLog
+from rl.generation.cpu_reload import CpuReload
 from rl.generation.gateway import Gateway
 from rl.generation.transfer import TransferStep, TransferTarget
 
@@ -190,7 +191,8 @@ class VllmActor:
         if folder is not None:
             await self._stop_sampling()
             if self._settings.lora_rank is None:
-                await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+                method = "reload_all_weights" if self._settings.device == "cpu" else "reload_weights"
+                await self._engine.collective_rpc(method, kwargs={"weights_path": str(folder)})
             else:
                 await self._load_adapter(folder, f"{SERVED_NAME}-{policy_version}")
         await self._engine.reset_prefix_cache()  # cached keys and values are the old policy's
@@ -254,6 +256,7 @@ def vllm_arguments(settings: GenerationSettings) -> list[str]:
         arguments.append("--enforce-eager")  # compiling costs more than it saves on models that a CPU can train
         arguments.append(f"--kv-cache-memory-bytes={cpu_cache_bytes(settings)}")
         arguments.append(f"--block-size={CPU_BLOCK_TOKENS}")
+        arguments.append(f"--worker-extension-cls={CpuReload.__module__}.{CpuReload.__qualname__}")
         if settings.tensor_parallel_size == 1:
             # The model in the engine's own process: a third of the imports less, and no polling between processes.
             arguments.append("--distributed-executor-backend=uni")

@@ -3,13 +3,16 @@ one that is only paused also calls itself asleep, and waking it up lets it sampl
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.schema.sampling import Sampling
-from rl.generation.actor import GenerationSettings, VllmActor
+from rl.generation.actor import GenerationSettings, VllmActor, vllm_arguments
+from rl.generation.cpu_reload import CpuReload
 
 
 class FakeEngine:
@@ -85,8 +88,11 @@ def told(actor: VllmActor) -> list[str]:
 
 
 def test_nothing_is_sampled_while_weights_load(actor: VllmActor, tmp_path: Path) -> None:
-    assert asyncio.run(actor.take_weights(tmp_path, 3)) == 2
-    assert told(actor) == ["pause, abort", "reload_weights", "reset prefixes", "resume (sampling)"]
+    async def step() -> int:
+        return await actor.take_weights(tmp_path, 3)
+
+    assert asyncio.run(step()) == 2
+    assert told(actor) == ["pause, abort", "reload_all_weights", "reset prefixes", "resume (sampling)"]
     assert actor._gateway.policy_version == 3
 
 
@@ -106,3 +112,30 @@ def test_weights_wake_a_sampler_that_sleeps_and_the_cache_wakes_last(actor: Vllm
     assert told(actor) == expected
     asyncio.run(step())
     assert told(actor) == 2 * expected, "as in the first step"
+
+
+class FakeWorker(CpuReload):
+    """As vLLM's: two layers, of which one holds experts that are packed while there is no kernel."""
+
+    def __init__(self) -> None:
+        self.experts = SimpleNamespace(quant_method=SimpleNamespace(moe_kernel="kernel"))
+        self.linear = SimpleNamespace(quant_method=SimpleNamespace())
+        self.loaded: list[tuple[str, object]] = []
+
+    def get_model(self) -> Any:
+        return SimpleNamespace(modules=lambda: [SimpleNamespace(), self.linear, self.experts])
+
+    def reload_weights(self, *, weights_path: str) -> None:
+        self.loaded.append((weights_path, self.experts.quant_method.moe_kernel))
+
+
+def test_experts_are_packed_anew_on_a_cpu(actor: VllmActor, tmp_path: Path) -> None:
+    worker = FakeWorker()
+    worker.reload_all_weights("weights")
+    assert worker.loaded == [("weights", None)]
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8}', encoding="utf-8"
+    )
+    named = "--worker-extension-cls=rl.generation.cpu_reload.CpuReload"
+    assert named in vllm_arguments(actor._settings)
+    assert named not in vllm_arguments(replace(actor._settings, device="cuda"))
