@@ -98,6 +98,7 @@ def hydra_running(composer: Composer, *, refusals: tuple[type[Exception], ...] =
     Raises:
         LauncherError: for what Hydra refuses.
     """
+    kinds: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, *refusals)
     hydra.version.setbase(VERSION_BASE)
     ConfigStore.instance().store(name=_SCHEMA, node=_schema_node())
     state = GlobalHydra.instance()
@@ -105,7 +106,7 @@ def hydra_running(composer: Composer, *, refusals: tuple[type[Exception], ...] =
     state.hydra = Hydra("grpo", config_loader(composer))
     try:
         yield state.hydra
-    except (HydraException, OmegaConfBaseException, *refusals) as error:
+    except kinds as error:
         said = re.split(r"\n(?:Search path|Config search path)", str(error))[0]
         message = " ".join(said.split()) or type(error).__name__
         cause = f": {error.__cause__}" if error.__cause__ is not None and str(error.__cause__) not in message else ""

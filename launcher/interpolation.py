@@ -54,10 +54,17 @@ def _resolve_marked(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    for path in marked:
+        raw = _get(source, path)
+        try:
+            OmegaConf.create([raw])
+        except OmegaConfBaseException as error:  # one that cannot be read keeps all others from being resolved
+            result.failures[path] = _failure(path, raw, error)
+            _set(source, path, None)
     config = OmegaConf.create(source)
     for path in marked:
         raw = _get(source, path)
-        if raw in shielded:
+        if raw in shielded or path in result.failures:
             continue
         with _watched_environment() as read:
             try:
@@ -96,7 +103,14 @@ def _watched_environment() -> Iterator[list[str]]:
 
 def _failure(path: KeyPath, raw: str, error: Exception) -> Problem:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, RecursionError) or "Recursive interpolation" in reason:
+    from omegaconf.errors import GrammarParseError
+
+    if isinstance(error, GrammarParseError):
+        message, fix = (
+            f"{raw} cannot be read: {reason}",
+            "write ${key} or ${oc.env:NAME}; text that says so is \\${...}",
+        )
+    elif isinstance(error, RecursionError) or "Recursive interpolation" in reason:
         message, fix = f"{raw} leads back to itself", "break the cycle: give one of the values"
     else:
         if "Environment variable" in reason:

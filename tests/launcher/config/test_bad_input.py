@@ -241,3 +241,17 @@ def test_fixes_that_can_be_typed_as_they_are(override: str, fix: str) -> None:
 def test_a_value_of_the_environment_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEED", "7")
     assert resolve([*MINIMAL, 'training.seed="${oc.decode:${oc.env:SEED}}"']).job.training.seed == 7
+
+
+def test_a_reference_that_cannot_be_read_hides_no_other(project: Project) -> None:
+    body = (
+        'name: "${oc.env:HOME"\nmodel: "${"\ndataset: ${nowhere}\nenvironment: e\ntraining: {type: grpo, epochs: 0}\n'
+    )
+    project({"recipes/r.yaml": "# @package _global_\n" + body})
+    problems = problems_of(["recipe=r"])
+    assert [(p.code, p.path) for p in problems] == [
+        ("bad-interpolation", "name"), ("bad-interpolation", "model.name"), ("bad-interpolation", "dataset"),
+        ("out-of-range", "training.epochs"),
+    ]  # fmt: skip
+    assert "recipes/r.yaml:2" in problems[0].message
+    assert main(["train", "-m", "recipe=r", "training.seed=1,2"]) == 1
