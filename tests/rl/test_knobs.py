@@ -199,7 +199,7 @@ ELSEWHERE = {
     "vllm_tensor_parallel_size": "vLLM's arguments: tests/rl/generation",
     "vllm_gpu_memory_utilization": "vLLM's arguments: tests/rl/generation",
     "keep_top_k": "refused by engine=local while it keeps no checkpoints (launcher/rules/gaps.py)",
-    "parallelism": "what it changes, and that it changes no gradient: tests/rl/workers/test_group.py, test_ranks.py",
+    "parallelism": "who gets what: tests/rl/workers/test_group.py; the same step: tests/rl/workers/test_ranks.py",
     "policy_backend": "tests/rl/workers/test_lora.py, tests/gpu",
     "finetuning_type": "tests/rl/workers/test_lora.py",
     "lora": "tests/rl/workers/test_lora.py",
