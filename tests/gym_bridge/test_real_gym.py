@@ -162,7 +162,8 @@ def test_a_policy_that_fails_fails_the_rollout(trials: Trials) -> None:
 def test_an_agent_that_does_not_exist_is_refused_before_anything_is_sampled(trials: Trials) -> None:
     trials.policy.requests.clear()
     rows: list[dict[str, Any]] = [ROW, {**ROW, "agent_ref": {"type": "responses_api_agents", "name": "nobody"}}]
-    with pytest.raises(LauncherError, match=r"row 2: agent_ref.name is 'nobody'; the environment has numbered_list_ag"):
+    message = r"row 2: agent_ref.name is 'nobody'; the environment has number_game_agent, numbered_list_agent"
+    with pytest.raises(LauncherError, match=message):
         trials.collect(rows)
     assert trials.policy.requests == []
 

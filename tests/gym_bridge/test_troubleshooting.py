@@ -6,7 +6,6 @@ What files alone can tell is found at validation: tests/launcher/packages/test_t
 import asyncio
 import os
 import socket
-import subprocess
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,13 @@ def test_a_module_that_is_missing_at_the_first_rollout(trials: Trials) -> None:
     )
 
 
-def test_a_module_that_is_missing_at_the_start(
-    test_mark: str, gym: GymEnvironment, tmp_path: Path, trials_package: Path
-) -> None:
-    package = tmp_path / "package"
-    subprocess.run(["cp", "-r", str(trials_package), str(package)], check=True)
-    app = package / "resources_servers" / "trial_list" / "app.py"
+def test_a_module_that_is_missing_at_the_start(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:
+    package = package_of(tmp_path, mine())
+    app = package / "resources_servers" / "mine" / "app.py"
     app.write_text("import a_module_that_is_not_installed\n")
     message = (
-        r"(?s)server trial_list .* ended with status 1; the server's environment lacks 'a_module_that_is_not_installed'"
-        r": name its project in the requirements.txt .*ModuleNotFoundError: No module"
+        r"(?s)server mine .* ended with status 1; the server's environment lacks 'a_module_that_is_not_installed': "
+        r"name its project in the requirements.txt .*ModuleNotFoundError: No module"
     )
     with pytest.raises(RunFailed, match=message):
         within_bound(start(package, gym, tmp_path))
