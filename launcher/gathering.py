@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_bridge.package import TURN_LIMITS
+from launcher.chat_template import chat_template_problems
 from launcher.dataset import RowReport, check_rows, count_rows, find_dataset
 from launcher.device import find_device
 from launcher.environment.package import inspect_package, row_expectations
@@ -78,6 +79,9 @@ class FactReader:
             rows = self._once(_read_rows, job.dataset, environment.value.expected if environment.value else None)
         if not {"model", "model.name"} & skip:
             model = self._once(_read_model, job.model.name)
+        template: tuple[Problem, ...] = ()
+        if "model.chat_template" not in skip:
+            template = self._once(chat_template_problems, job.model.chat_template)
         device = self._once(find_device, job.cluster.device)
         everything: tuple[_Read[Any], ...] = (model, rows, environment)
         facts = Facts(
@@ -90,7 +94,9 @@ class FactReader:
             has_no_cuda=device is None,
             unreachable=tuple(problem for read in everything for problem in read.unreachable),
         )
-        return Gathered(facts=facts, problems=tuple(problem for read in everything for problem in read.problems))
+        return Gathered(
+            facts=facts, problems=(*template, *(problem for read in everything for problem in read.problems))
+        )
 
     def _once[T](self, read: Callable[..., T], *arguments: object) -> T:
         key = (read, *arguments)

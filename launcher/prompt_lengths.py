@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.chat_template import chat_environment, chat_template_text
 from launcher.references import cache_folder
 
 LARGEST_SAMPLE = 2000
@@ -141,24 +142,24 @@ class _ChatTemplate:
     """A model's chat template, rendered as transformers renders it."""
 
     def __init__(self, folder: Path, own: str | None):
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2 import TemplateSyntaxError
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = time.strftime
         config = _read_json(folder / "tokenizer_config.json")
-        source = own if own is not None else _template_text(folder, config)
-        if own is not None and Path(own).suffix == ".jinja":
-            source = Path(own).read_text(encoding="utf-8")
-        self._template = environment.from_string(source) if source else None
+        source = chat_template_text(own) if own is not None else _template_text(folder, config)
+        self._template = None
+        self._is_broken = False
+        try:
+            self._template = chat_environment().from_string(source) if source else None
+        except TemplateSyntaxError:
+            self._is_broken = True
         self._variables = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
 
     def __call__(self, parameters: Mapping[str, Any]) -> str | None:
         """Text of a row's prompt; None when the template refuses it."""
         from jinja2 import TemplateError
 
+        if self._is_broken:
+            return None
         messages = _messages(parameters)
         if self._template is None:
             return "\n".join(message["content"] for message in messages)
@@ -204,9 +205,3 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _refuse(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)

@@ -94,7 +94,7 @@ def resolve_reference(
     if separator and scheme != "file":
         return _remote(kind, text, scheme=scheme, rest=rest)
     path = Path(base or Path.cwd(), Path(rest if separator else text).expanduser())
-    exists = bool(text) and "\0" not in text and path.exists()
+    exists = bool(text) and _exists(path)
     name = None if separator or text.startswith((".", "/", "~")) else split_fileset_reference(text)
     if name is None and exists:
         return Reference(kind="path", text=text, location=str(path.absolute()))
@@ -114,6 +114,13 @@ def resolve_reference(
         raise _refused(kind, message, did_you_mean(text, known, otherwise=_EXPECTED[kind]))
     _check_purpose(kind, text, fileset)
     return Reference(kind="fileset", text=text, location=fileset.reference, fileset=fileset, store=store)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file system can hold
+        return False
 
 
 _EXPECTED: dict[ReferenceKind, str] = {

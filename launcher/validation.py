@@ -174,6 +174,12 @@ def _problem(details: ErrorDetails, path: KeyPath) -> Problem:
             message, fix = "is empty", "give a value, or leave the key out for its default"
         case _ if kind in _TYPES:
             message = f"{_shown(given)} is not {_TYPES[kind]}"
+            if kind == "tuple_type" and isinstance(given, str):
+                fix = f"give a list: {dotted(path)}=[{given}]"
+            elif isinstance(given, float) and given.is_integer():
+                fix = f"set {dotted(path)}={given:.0f}"
+            elif given is None and path in required_keys():
+                fix = f"set {dotted(path)}=..."
     return Problem(code=code, path=dotted(path), message=message, fix=fix)
 
 

@@ -107,6 +107,13 @@ def module_lists_match(job: JobConfig, facts: Facts) -> Iterator[Finding]:
             message="is set together with target_modules",
             fix="keep target_modules to name what is adapted, or exclude_modules to name what is not",
         )
+    if lora.target_modules == ():
+        yield Finding(
+            path="training.lora.target_modules",
+            reads=("training.lora.target_modules",),
+            message="is empty: no layer would be adapted, and nothing trained",
+            fix="name layers, or leave it out to adapt every linear layer but lm_head",
+        )
     for pattern in lora.target_modules or ():
         if matches(pattern, NEVER_ADAPTED):
             yield Finding(

@@ -6,11 +6,11 @@ model, chat_template, dataset, environment --(references)--> RunFiles + root of 
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher.chat_template import chat_template_text
 from launcher.dataset import find_dataset
 from launcher.environment.package import load_package
 from launcher.references import resolve_reference
 from launcher.schema.job import JobConfig
-from launcher.schema.problems import LauncherError, Problem
 from rl.model_files import cache_folder, model_folder
 from rl.nemo_rl.config import RunFiles
 
@@ -42,24 +42,6 @@ def run_files(
         output=output.absolute(),
     )
     return files, package.root
-
-
-def chat_template_text(setting: str | None) -> str | None:
-    """The template itself, whether the job gives a Jinja file or text.
-
-    Raises:
-        LauncherError: the setting is a path, by its looks, and no such file exists.
-    """
-    if setting is None or "{" in setting:
-        return setting
-    try:
-        return Path(setting).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        message = f"{setting!r} is neither a template, as it has no {{, nor a file that can be read ({error})"
-        fix = "give the path of a Jinja file, or the template itself"
-        raise LauncherError(
-            [Problem(code="chat-template", path="model.chat_template", message=message, fix=fix)]
-        ) from None
 
 
 def _model(name: str, on_progress: Callable[[str], None]) -> str:

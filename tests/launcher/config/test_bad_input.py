@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checking import check_job
 from launcher.cli import main
 from launcher.resolve import resolve
 from launcher.schema.problems import LauncherError, Problem
@@ -232,6 +233,9 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
          "quote the value inside the shell's quotes: 'training.seed=\"${oc.decode:${oc.env:SEED}}\"'"),
         ("demo", "did you mean recipe=demo?"),
         ("training.learning_rate=1e-6x", "give a value of that kind"),
+        ("training.batch_size=1e3", "set training.batch_size=1000"),
+        ("training.lora.target_modules=q_proj", "give a list: training.lora.target_modules=[q_proj]"),
+        ("dataset=null", "set dataset=..."),
     ],
 )  # fmt: skip
 def test_fixes_that_can_be_typed_as_they_are(override: str, fix: str) -> None:
@@ -255,3 +259,19 @@ def test_a_reference_that_cannot_be_read_hides_no_other(project: Project) -> Non
     ]  # fmt: skip
     assert "recipes/r.yaml:2" in problems[0].message
     assert main(["train", "-m", "recipe=r", "training.seed=1,2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "words"),
+    [
+        ("dataset=" + "a" * 5000, "R23", "does not exist"),
+        ("model.chat_template=nowhere.jinja", "chat-template", "nor a file that can be read"),
+        ('model.chat_template="{{ messages"', "chat-template", "is no valid template: line 1"),
+        ('model.chat_template="{% generation %}{{ messages }}{% endgeneration %}"', None, ""),
+    ],
+    ids=["long name", "no file", "broken", "of transformers"],
+)
+def test_what_a_job_refers_to_may_be_anything(override: str, code: str | None, words: str) -> None:
+    problems = [p for p in check_job(["recipe=demo", override]).problems if p.severity == "error"]
+    assert [p.code for p in problems] == ([code] if code else [])
+    assert all(words in p.message for p in problems)

@@ -154,6 +154,11 @@ def test_rule_on_facts(
     assert found(code, make_job(settings), Facts()) == [], "a rule whose fact is unknown is silent"
 
 
+def test_an_adapter_of_no_layer_is_refused(make_job: MakeJob) -> None:
+    job = make_job({**LORA, T + "lora": {"target_modules": []}})
+    assert ["no layer would be adapted" in p.message for p in found("R20", job, Facts())] == [True]
+
+
 @pytest.mark.parametrize("pattern", ["lm_head", "*head", "*"])
 def test_an_adapter_of_the_output_head_is_refused(make_job: MakeJob, pattern: str) -> None:
     job = make_job({**LORA, T + "lora": {"target_modules": [pattern]}})
