@@ -203,7 +203,7 @@ ELSEWHERE = {
     "policy_backend": "tests/rl/workers/test_lora.py, tests/gpu",
     "finetuning_type": "tests/rl/workers/test_lora.py",
     "lora": "tests/rl/workers/test_lora.py",
-    "router_aux_loss_coef": "tests/rl/workers/test_router_loss.py",
+    "router_aux_loss_coef": "tests/rl/workers/test_router_loss.py, tests/rl/generation/test_experts.py",
     "hf_config_overrides": "tests/rl/workers/test_model_config.py, tests/rl/generation/test_engine_death.py",
     "automodel_kwargs": "tests/gpu/test_automodel.py",
 }
