@@ -90,7 +90,7 @@ class TrainingConfig(Section):
     max_steps: Count | None = None
     """Cap on steps; unset runs all epochs."""
     learning_rate: PositiveFloat = 1e-6
-    """Peak learning rate."""
+    """Peak learning rate; an adapter takes 10 to 20 times that of full weights."""
     min_learning_rate: NonNegativeFloat | None = None
     """Rate at the end of cosine annealing; unset is 0."""
     optimizer_type: OptimizerType = "adamw_with_cosine_annealing"
