@@ -1,11 +1,14 @@
-"""Run by test_ranks.py in one process per rank: training steps divided over the ranks in several ways.
+"""Run by test_ranks.py: training steps divided over processes in several ways. The processes are forks of this one,
+so that the seconds of imports are spent once.
 
-python ranks.py RANK NUM_RANKS FOLDER, where FOLDER holds cases.pkl and gets results-RANK.pt:
+python ranks.py FOLDER, where FOLDER holds cases-NUM_RANKS.pkl and gets results-NUM_RANKS-RANK.pt:
 case -> tensor parallel size -> what ``one_step`` gives; 0 stands for a single rank, which computes all.
 """
 
+import multiprocessing
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +48,41 @@ def one_step(case: dict[str, Any], mesh: DeviceMesh | None, batch: RankBatch) ->
     }  # fmt: skip
 
 
-def main(rank: int, num_ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def rank_main(rank: int, num_ranks: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{num_ranks}", rank=rank,
                             world_size=num_ranks)  # fmt: skip
     sizes = (1, 2) if num_ranks == 2 else (2,)
     meshes = {size: rank_mesh("cpu", num_ranks, tensor_parallel_size=size) for size in sizes}
     results: dict[str, dict[int, Any]] = {}
-    for name, case in pickle.loads((folder / "cases.pkl").read_bytes()).items():
+    for name, case in pickle.loads((folder / f"cases-{num_ranks}.pkl").read_bytes()).items():
         results[name] = {
             size: one_step(case, mesh, case["batches"][num_ranks // size][rank // size])
             for size, mesh in meshes.items()
         }
-        if rank == 0:
+        if rank == 0 and num_ranks == 2:
             results[name][0] = one_step(case, None, case["batches"][1][0])
     torch.save(results, folder / f"results-{num_ranks}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    fork = multiprocessing.get_context("fork")
+    for num_ranks in (2, 4):
+        ranks = [fork.Process(target=rank_main, args=(rank, num_ranks, folder)) for rank in range(num_ranks)]
+        for process in ranks:
+            process.start()
+        # A rank that fails leaves the others waiting for it.
+        while any(process.exitcode is None for process in ranks) and not any(process.exitcode for process in ranks):
+            time.sleep(0.05)
+        failed = any(process.exitcode for process in ranks)
+        for process in ranks:
+            process.kill()
+            process.join()
+        if failed:
+            sys.exit(1)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]))
