@@ -54,7 +54,7 @@ def cpu_attention(
         and query.shape[2] == key.shape[2] > 1
         and query.shape[3] == value.shape[3]
         and dropout == 0.0
-        and not kwargs.get("position_bias")
+        and kwargs.get("position_bias") is None
         and kwargs.get("is_causal") is not False
         and getattr(module, "is_causal", True)
         and (attention_mask is None or attention_mask.dtype == torch.bool)
