@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.dataset import check_rows
@@ -28,10 +29,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--measure-memory", metavar="FILE", help=argparse.SUPPRESS)
+    parser.add_argument("--measure-memory", nargs=2, metavar="FILE", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure_memory:
-        print(peak_growth(Path(options.measure_memory)))
+        print(*peak_growth(options.measure_memory))
         return
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -77,20 +78,27 @@ def check_speed(scratch: Path, num_rows: int) -> None:
 
 def check_memory(scratch: Path, gigabytes: float) -> None:
     num_rows = int(gigabytes * 1e9 / (LINE_BYTES + 1))
-    path = write_rows(scratch / "memory.jsonl", num_rows)
-    command = [sys.executable, __file__, "--measure-memory", str(path)]
-    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    size = path.stat().st_size / 1e9
-    print(f"file of {size:.2f} GB, {num_rows:,} rows: {grown / 1e6:.0f} MB more, {grown / num_rows:.1f} bytes a row")
-    path.unlink()
+    half = write_rows(scratch / "half.jsonl", num_rows // 2)
+    whole = write_rows(scratch / "whole.jsonl", num_rows)
+    command = [sys.executable, __file__, "--measure-memory", str(half), str(whole)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    grown_half, grown = (int(word) for word in output.split())
+    per_row = (grown - grown_half) / (num_rows - num_rows // 2)
+    print(
+        f"file of {whole.stat().st_size / 1e9:.2f} GB, {num_rows:,} rows: {grown / 1e6:.0f} MB more than a small file"
+    )
+    print(f"  {per_row:.1f} bytes for each row more (goal: 8)")
 
 
-def peak_growth(path: Path) -> int:
-    """Bytes that the check of ``path`` adds to the peak of a process that has checked a small file before."""
-    check_rows(write_rows(path.with_name("small.jsonl"), 1000), expected=EXPECTED)
+def peak_growth(paths: Sequence[Path]) -> list[int]:
+    """Bytes that the check of each file adds to the peak of a process that has checked a small file before."""
+    check_rows(write_rows(paths[0].with_name("small.jsonl"), 1000), expected=EXPECTED)
     before = peak_bytes()
-    check_rows(path, expected=EXPECTED)
-    return peak_bytes() - before
+    grown = []
+    for path in paths:
+        check_rows(path, expected=EXPECTED)
+        grown.append(peak_bytes() - before)
+    return grown
 
 
 def peak_bytes() -> int:

@@ -2,7 +2,7 @@
 
 training.jsonl --(readline, bounded)--> line --(json)--> row --(schema.rows, the environment's agents)--> faults
                                                           `--> read_rows, for those who train on it
-Memory does not grow with the rows but for what finds repeated lines: 8 bytes a row, 12 while the arrays grow.
+Memory does not grow with the rows but for what finds repeated lines: 8 bytes a row.
 """
 
 import stat
@@ -272,19 +272,19 @@ class _RepeatedLines:
 
     def __init__(self) -> None:
         self._num_lines = 0
-        self._buckets = [array("q") for _ in range(256)]
+        self._buckets = [_Bucket() for _ in range(256)]
 
     def add(self, line: bytes) -> None:
         if self._num_lines < MAX_TRACKED_ROWS:
             key = hash(line)
-            self._buckets[key & 255].append(key)
+            self._buckets[key & 255].add(key)
         self._num_lines += 1
 
     def problems(self, path: Path) -> Iterator[Problem]:
         if self._num_lines > MAX_TRACKED_ROWS:
             message = f"repeated rows were looked for among the first {MAX_TRACKED_ROWS:,} rows only"
             yield _repeated(str(path), message, fix="split the file to have all of it looked at")
-        suspects = {key for bucket in self._buckets for key in _repeated_values(bucket)}
+        suspects = {key for bucket in self._buckets for key in bucket.repeated()}
         if not suspects:
             return
         first_seen: dict[bytes, int] = {}
@@ -299,10 +299,29 @@ class _RepeatedLines:
                     yield _repeated(f"{path}:{number}", f"is the same row as line {first}", fix)
 
 
-def _repeated_values(bucket: "array[int]") -> list[int]:
-    if len(set(bucket)) == len(bucket):
-        return []
-    return [value for value, count in Counter(bucket).items() if count > 1]
+class _Bucket:
+    """64-bit numbers in pages of 4 KiB: one array would be copied, and held twice, each time it grows."""
+
+    PAGE = 512
+
+    def __init__(self) -> None:
+        self._full: list[bytes] = []
+        self._page = array("q", bytes(8 * self.PAGE))
+        self._used = 0
+
+    def add(self, value: int) -> None:
+        self._page[self._used] = value
+        self._used += 1
+        if self._used == self.PAGE:
+            self._full.append(self._page.tobytes())
+            self._used = 0
+
+    def repeated(self) -> list[int]:
+        values = array("q", b"".join(self._full))
+        values.extend(self._page[: self._used])
+        if len(set(values)) == len(values):
+            return []
+        return [value for value, count in Counter(values).items() if count > 1]
 
 
 def _repeated(path: str, message: str, fix: str) -> Problem:

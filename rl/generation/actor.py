@@ -15,7 +15,7 @@ from launcher.schema.problems import RunFailed
 from launcher.schema.sampling import Sampling
 from rl.actor_output import redirect_output
 from rl.generation.call_log import CallLog
-from rl.generation.cpu_reload import CpuReload
+from rl.generation.cpu_reload import CPU_KERNEL
 from rl.generation.gateway import Gateway
 from rl.generation.transfer import TransferStep, TransferTarget
 
@@ -24,6 +24,9 @@ SERVED_NAME = "policy"
 LARGEST_CPU_CACHE_BYTES = 4 * 2**30
 CPU_BLOCK_TOKENS = 32
 """Prefixes are shared in whole blocks; vLLM's default on a CPU, 128, is longer than many prompts."""
+CPU_WORKER = "rl.generation.cpu_kernels.CpuWorker"
+"""A name: to import it is to import vLLM."""
+CPU_KERNEL_OPERATIONS = ("rms_norm", "fused_add_rms_norm")
 BACKLOG = 2048
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Bounds on an adapter's rank that vLLM knows."""
@@ -256,7 +259,8 @@ def vllm_arguments(settings: GenerationSettings) -> list[str]:
         arguments.append("--enforce-eager")  # compiling costs more than it saves on models that a CPU can train
         arguments.append(f"--kv-cache-memory-bytes={cpu_cache_bytes(settings)}")
         arguments.append(f"--block-size={CPU_BLOCK_TOKENS}")
-        arguments.append(f"--worker-extension-cls={CpuReload.__module__}.{CpuReload.__qualname__}")
+        arguments.append(f"--worker-extension-cls={CPU_WORKER}")
+        arguments.append(f"--ir-op-priority={json.dumps({name: [CPU_KERNEL] for name in CPU_KERNEL_OPERATIONS})}")
         if settings.tensor_parallel_size == 1:
             # The model in the engine's own process: a third of the imports less, and no polling between processes.
             arguments.append("--distributed-executor-backend=uni")

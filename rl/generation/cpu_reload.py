@@ -2,6 +2,9 @@
 
 from typing import Any
 
+CPU_KERNEL = "cpu_kernel"
+"""Name of our providers of vLLM's operations, in ``cpu_kernels``."""
+
 
 class CpuReload:
     """New weights for a worker, experts included.

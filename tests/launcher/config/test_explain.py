@@ -63,7 +63,7 @@ def test_origins_in_explanations() -> None:
     facts = explain("training.policy_backend", ["recipe=demo"])
     assert (facts["value"], facts["origin"]) == ("dtensor", "group, conf/backend/dtensor.yaml:2")
     assert facts["type"] == "choice (automodel, dtensor)"
-    assert explain("rank", ["recipe=demo", "lora=r8"])["origin"] == "group, conf/lora/r8.yaml:4"
+    assert explain("rank", ["recipe=demo", "lora=r8"])["origin"] == "group, conf/lora/r8.yaml:5"
     assert (
         "not one of" in explain("training.optimizer_type", ["recipe=demo", "training.optimizer_type=x"])["problems"][0]
     )

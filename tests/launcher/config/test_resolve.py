@@ -56,7 +56,7 @@ def test_command_line_beats_recipe_beats_group_beats_default(project: Project) -
     assert origins == {
         "training.learning_rate": "command line, training.learning_rate=3e-5",
         "training.lora.alpha": "recipe, recipes/mine.yaml:12",
-        "training.lora.rank": "group, conf/lora/r8.yaml:4",
+        "training.lora.rank": "group, conf/lora/r8.yaml:5",
         "training.epochs": "default",
         "model.name": "recipe, recipes/mine.yaml:5",
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.schema.sampling import Sampling
-from rl.generation.actor import GenerationSettings, VllmActor, vllm_arguments
+from rl.generation.actor import CPU_WORKER, GenerationSettings, VllmActor, vllm_arguments
 from rl.generation.cpu_reload import CpuReload
 
 
@@ -136,6 +136,6 @@ def test_experts_are_packed_anew_on_a_cpu(actor: VllmActor, tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8}', encoding="utf-8"
     )
-    named = "--worker-extension-cls=rl.generation.cpu_reload.CpuReload"
+    named = f"--worker-extension-cls={CPU_WORKER}"
     assert named in vllm_arguments(actor._settings)
     assert named not in vllm_arguments(replace(actor._settings, device="cuda"))
