@@ -17,7 +17,7 @@ from rl.workers.dtensor import load_policy
 from rl.workers.policy import PolicyModel
 from rl.workers.step import StepSettings, score
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SAMPLINGS: dict[str, dict[str, float]] = {
     "temperature 1": {},

@@ -34,18 +34,28 @@ from rl.workers.batch import RankBatch
 from rl.workers.rank import PolicyRank
 from rl.workers.step import StepResult, joined_results
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 MACHINE = ("train_timing/", "val_timing/", "train_peak_memory_bytes")
 """What does not follow from rollouts; ``performance/`` is recomputed from the timings."""
 NOISE: dict[str, dict[str, float]] = {
     "loss": {"abs": 0.01},
-    "sampling_importance_ratio": {"abs": 0.004},
-    "min_seq_mult_prob_error": {"rel": 0.6},
-    "max_seq_mult_prob_error": {"rel": 0.6},
+    "sampling_importance_ratio": {"abs": 0.008},
+    "token_mult_prob_error": {"rel": 0.3},
+    "mean_seq_mult_prob_error": {"rel": 0.3},
+    "gen_kl_error": {"rel": 0.7},
+    "policy_kl_error": {"rel": 0.7},
+    "js_divergence_error": {"rel": 0.7},
+    "min_seq_mult_prob_error": {"abs": 0.03},
+    "max_seq_mult_prob_error": {"rel": 2.0},
+    "grad_norm": {"rel": 0.3},
 }
 """What bfloat16 leaves open where other shapes of the same products are rounded differently; 15% of all other values.
-Measured twice: 0.0006, 0.0008, 13%, 44%; 7% of the others."""
+The noise by hand is another one, so errors agree no better than their means over 1,600 tokens do from step to step of
+the demo: standard deviations of 0.001 (the importance ratio), 5%, and 10% where they are squares, of which six or more
+are allowed; the smallest and the largest sequence hang on single tokens. The same in float32 is exact below."""
+CLOSE = 1e-4
+"""A weight this near to a bound of truncation may lie on either side of it in float32."""
 PEAK_RATE, CLIP_MIN, CLIP_MAX = 5e-5, 0.2, 0.28
 
 
@@ -201,6 +211,7 @@ def token_terms(now: Tensor, previous: Tensor, gen: Tensor, advantage: float, lo
         "sampling_importance_ratio": weight.clamp(*loss.tis),
         "approx_entropy": -(now - gen).exp() * now,
         "is_oob_ratio": ((weight < loss.tis[0]) | (weight > loss.tis[1])).float(),
+        "undecided": (((weight - loss.tis[0]).abs() < CLOSE) | ((weight - loss.tis[1]).abs() < CLOSE)).float(),
     }
 
 
@@ -250,7 +261,7 @@ def test_a_real_step(two_steps: Any, demo_model_folder: Path) -> None:
     assert recorded == pytest.approx(advantages, abs=1e-9)
     by_hand = ByHand(demo_model_folder, torch.bfloat16)
     model = by_hand.optimizer_step(rollouts, advantages, [None] * len(rollouts), LossOf())
-    del model["is_oob_ratio"]  # only with truncated importance sampling
+    del model["is_oob_ratio"], model["undecided"]  # only with truncated importance sampling
     exact = {
         **of_rollouts(rollouts),
         **of_groups(rollouts),
@@ -269,6 +280,8 @@ def test_a_real_step(two_steps: Any, demo_model_folder: Path) -> None:
         offset = 1.0 if "mult_prob_error" in name else 0.0  # they are 1 where both agree
         tolerance = NOISE.get(name, {"rel": 0.15})
         assert asked[f"train_{name}"] - offset == pytest.approx(value - offset, **tolerance), name
+    smallest, mean, largest = (line[f"train_{kind}_seq_mult_prob_error"] for kind in ("min", "mean", "max"))
+    assert 1 <= smallest <= mean <= largest
 
 
 class InProcess:
@@ -328,6 +341,9 @@ def test_a_replayed_step_with_everything_turned_on(
     model |= {name: min(update[name] for update in updates) for name in model if "min_" in name or "_min" in name}
     model |= {name: max(update[name] for update in updates) for name in model if "max_" in name or "_max" in name}
     model["grad_norm"] = updates[-1]["grad_norm"]
+    loose = {"is_oob_ratio": model.pop("undecided") + 1e-9, "loss": 1e-4}  # counts at a bound; positive and negative
+    for name, tolerance in loose.items():
+        assert line[f"train_{name}"] == pytest.approx(model[name], rel=2e-4, abs=tolerance), name
     expected = {
         **of_rollouts(sampled),
         **of_groups(sampled),
@@ -345,7 +361,8 @@ def test_a_replayed_step_with_everything_turned_on(
     assert updates[1]["probs_ratio_max"] > 1 + CLIP_MAX, "the clip acts"
     assert updates[1]["kl_penalty"] > 1e-3
     assert 0.2 < model["is_oob_ratio"] < 0.9
-    assert_recomputed(line, prefixed("train_", expected) | of_seconds(line, sampled), rel=2e-4)
+    asked = {f"train_{name}": line[f"train_{name}"] for name in loose}
+    assert_recomputed(line, prefixed("train_", expected) | of_seconds(line, sampled) | asked, rel=2e-4)
 
 
 def made_up_reward(rollout: Rollout) -> float:

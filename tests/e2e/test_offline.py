@@ -27,10 +27,10 @@ from launcher.environment.wheels import host_arch
 from rl.model_files import cache_folder
 from tests.launcher.packages.conftest import served_index
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(sys.executable).parent
-TRAINING_S = 200.0
+TRAINING_S = 500.0
 WITHOUT_NETWORK = """
 import fcntl, os, socket, struct, sys
 SET_FLAGS, UP = 0x8914, 1

@@ -14,7 +14,10 @@ from gym_bridge.samples import train_samples
 from launcher.schema.sampling import Sampling
 from rl.layout import LayoutSettings, rank_batches
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+TIE = 0.02
+"""Logits that vLLM and transformers may order differently in float32: they agree to 0.001 (test_agreement.py), and of
+the likeliest tokens of this model about one in a hundred has another as near."""
 
 
 def test_all_rollouts_are_scored_and_know_their_policy(two_steps: Any) -> None:
@@ -64,17 +67,23 @@ def test_the_export_answers_alike_in_transformers_and_vllm(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    expected = []
-    for message in messages:
-        inputs = tokenizer.apply_chat_template(
-            message, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        answer = model.generate(**inputs, do_sample=False, max_new_tokens=24)
-        expected.append(answer[0, inputs["input_ids"].shape[1] :].tolist())
     with sampling_as(exported, Sampling(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=24)):
         answers = ask(exported, *({"messages": message} for message in messages))
     assert [status for status, _ in answers] == [200, 200]
-    assert [answer["choices"][0]["message"]["generation_token_ids"] for _, answer in answers] == expected
+    for message, (_, answer) in zip(messages, answers, strict=True):
+        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        sampled = answer["choices"][0]["message"]["generation_token_ids"]
+        assert answer["choices"][0]["message"]["prompt_token_ids"] == prompt
+        assert len(sampled) == 24 or sampled[-1] == tokenizer.eos_token_id
+        assert short_of_likeliest(model, prompt, sampled) < TIE
+
+
+@torch.no_grad()
+def short_of_likeliest(model: Any, prompt: list[int], sampled: list[int]) -> float:
+    """How far the logit of a token lies below the largest where it was sampled, at most."""
+    logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(sampled)[:, None])[:, 0]
+    return float((logits.max(1).values - chosen).max())
 
 
 def test_training_changed_the_model(two_steps: Any, demo_model_folder: Path) -> None:

@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 GRPO = Path(sys.executable).with_name("grpo")
-START_S = 240.0
+START_S = 400.0
+END_S = 60.0
+"""A bound for busy machines: the end takes a few seconds."""
 MARK = "GRPO_TEST_RUN"
 
 
@@ -103,6 +106,11 @@ def _readable(entry: Path, name: str) -> bytes:
         return b""
 
 
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it may have ended with one that was killed before
+        os.kill(pid, signal.SIGKILL)
+
+
 def temporary_folders() -> set[Path]:
     return {*Path("/tmp").glob("grpo-*"), *Path("/dev/shm").glob("grpo-*"), *Path("/tmp").glob("*wandb*")}
 
@@ -116,9 +124,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield make
-    for run in runs:
-        for pid in run.processes():
-            os.kill(pid, signal.SIGKILL)
+    for pid in [pid for run in runs for pid in run.processes()]:
+        kill(pid)
 
 
 @pytest.mark.parametrize("moment", ["starting vLLM", "generating", "training"])
@@ -131,7 +138,7 @@ def test_ctrl_c_leaves_nothing(start: Callable[..., Run], moment: str) -> None:
         run.wait_for(lambda: run.phase() == moment)
         time.sleep(0.5)
     run.process.send_signal(signal.SIGINT)
-    status = run.ended(within_s=15)
+    status = run.ended(within_s=END_S)
     assert status == 130, run.text()
     assert "Traceback" not in run.text()
     assert run.left_behind() == []
@@ -142,8 +149,8 @@ def test_a_killed_vllm_ends_the_run_with_its_name(start: Callable[..., Run]) -> 
     run = start("training.temperature=0.7")
     run.wait_for(lambda: run.phase() == "generating")
     (actor,) = (pid for pid, command in run.processes().items() if "VllmActor" in command)
-    os.kill(actor, signal.SIGKILL)
-    assert run.ended(within_s=60) == 3, run.text()
+    kill(actor)
+    assert run.ended(within_s=END_S) == 3, run.text()
     assert re.search(r"run failed: .*vLLM", run.text())
     assert "its last output" in run.text()
     assert "Traceback" not in run.text()
@@ -159,8 +166,8 @@ def test_a_killed_gym_server_ends_the_run_with_its_name(start: Callable[..., Run
         if Path(f"/proc/{pid}/fd/1").resolve().name == "numbered_list.log" and "python" in command
     ]  # fmt: skip
     for server in servers:
-        os.kill(server, signal.SIGKILL)
-    assert run.ended(within_s=60) == 3, run.text()
+        kill(server)
+    assert run.ended(within_s=END_S) == 3, run.text()
     assert re.search(r"NeMo Gym server numbered_list \(pid \d+\) was killed by SIGKILL", run.text())
     assert "Traceback" not in run.text()
     assert run.left_behind() == []
