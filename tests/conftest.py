@@ -5,7 +5,7 @@ Files of expected text stand under tests/golden and are rewritten with ``--golde
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,15 @@ TOOL_TEMPLATE = Path(__file__).parent / "gym_bridge" / "tools.jinja"
 """The demo model's own chat template, plus tool calls."""
 
 prepare_ray(address=None)  # before any test imports Ray
+
+with suppress(ImportError):  # GPU machines do without Hypothesis
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run and no bound on time: a failure is one of the change, not of the machine.
+    settings.register_profile(
+        "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

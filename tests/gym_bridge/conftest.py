@@ -21,7 +21,7 @@ from gym_bridge.types import Rollout, RolloutRequest
 from gym_bridge.versions import gym_version
 from launcher.environment.package import load_package
 from tests.gym_bridge.fake_policy import FakePolicy, fake_policy
-from tests.gym_bridge.starting import SAMPLING, left_within
+from tests.gym_bridge.starting import SAMPLING, left_behind
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "recipes" / "demo"
@@ -51,7 +51,7 @@ def test_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr("tempfile.tempdir", None)
     yield mark
-    assert left_within(15, mark) == []
+    assert left_behind(mark) == []
     scratch.rmdir()  # fails when anything is left in it
 
 

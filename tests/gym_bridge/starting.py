@@ -16,11 +16,13 @@ from launcher.schema.sampling import Sampling
 SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_new_tokens=64)
 NOWHERE = PolicyEndpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")
 NO_SESSION = -1
+LEFT_S = 60.0
+"""Within which the processes of a Gym that has ended must be gone; a busy machine takes seconds."""
 
 
-def left_within(seconds: float, mark: str) -> list[str]:
-    """The command lines of marked processes that are still there after this time."""
-    deadline = time.monotonic() + seconds
+def left_behind(mark: str) -> list[str]:
+    """The command lines of marked processes that are still there after ``LEFT_S``."""
+    deadline = time.monotonic() + LEFT_S
     while (pids := set(session_processes(NO_SESSION, mark=mark)) - {os.getpid()}) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]

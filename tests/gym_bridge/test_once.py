@@ -62,8 +62,9 @@ def test_a_finished_folder_that_broke_is_made_again(tmp_path: Path) -> None:
 def test_cancelling_leaves_nothing_and_frees_the_lock(tmp_path: Path) -> None:
     async def scenario() -> None:
         task = asyncio.create_task(make(tmp_path / "a", [], seconds=60))
-        await asyncio.sleep(0.1)
-        assert (tmp_path / "a" / "half").exists()
+        while not (tmp_path / "a" / "half").exists():
+            assert not task.done()
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -31,8 +31,8 @@ def test_children_go_along_and_shared_memory_is_cleaned(tmp_path):
         assert Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
         assert len(group_members(parent.pid)) == 4  # itself, its tracker, its children
         started = time.monotonic()
-        asyncio.run(end_process_group(parent.pid, timeout_s=10))
-        assert time.monotonic() - started < 5
+        asyncio.run(end_process_group(parent.pid, timeout_s=60))
+        assert time.monotonic() - started < 45, "the tracker ends by itself"
     assert group_members(parent.pid) == []
     assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
 

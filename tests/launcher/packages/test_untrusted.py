@@ -26,10 +26,10 @@ def only_error(root: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def bounded():
-    """Each of these ends within seconds and does not grow the process."""
+    """Each of these ends within seconds, a minute on a busy machine, and does not grow the process."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 

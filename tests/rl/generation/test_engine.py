@@ -28,7 +28,8 @@ def test_a_call_brings_its_tokens_and_is_on_record(vllm, ask, demo_model_folder)
     assert len(choice["message"]["generation_log_probs"]) == len(sampled)
     assert all(math.isfinite(value) and value <= 0 for value in choice["message"]["generation_log_probs"])
     tokenizer = Tokenizer.from_file(str(demo_model_folder / "tokenizer.json"))
-    assert tokenizer.decode(sampled, skip_special_tokens=True) == choice["message"]["content"]
+    decoded, content = tokenizer.decode(sampled, skip_special_tokens=True), choice["message"]["content"] or ""
+    assert decoded.rstrip("\ufffd") == content.rstrip("\ufffd"), "the last token may hold half a character"
     prompt = tokenizer.decode(choice["message"]["prompt_token_ids"], skip_special_tokens=False)
     assert prompt.endswith("user\nName a colour.<|im_end|>\n<|im_start|>assistant\n")
     assert vllm.find_call(sampled) == CallRecord(
@@ -72,6 +73,7 @@ def test_new_weights_sample_and_old_ones_come_back(vllm, runner, ask, prompt_log
 
     before = prompt_logprobs(vllm)
     weights = load_file(demo_model_folder / "model.safetensors")
+    torch.manual_seed(0)
     noisy = {name: value + 0.2 * torch.randn_like(value) * value.std() for name, value in weights.items()}
     with weights_folder(2**29, fallback=tmp_path) as folder:
         write_weights(noisy, folder, dtype=torch.bfloat16)

@@ -24,19 +24,21 @@ from rl.process_group import group_members
 from rl.workers.rank import PolicyRank
 from rl.workers.settings import ModelSettings, RankSettings
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 GREEDY = Sampling(temperature=1.0, top_p=1.0, top_k=1, max_new_tokens=24)
 OVERRIDES = {"rms_norm_eps": 0.01}
 QUESTIONS = ("Write a numbered list of three birds, like '1. name'.", "What is the capital of France?")
 PROMPT = (1, 4093, 198, 19556, 2)
+TOLD_S = 45.0
+"""Within which a death is told on a busy machine: sooner than an engine that does not answer is given up (60 s)."""
 
 
 def close(runner, engine) -> None:
     """End an engine; nothing of it is left."""
     started = time.monotonic()
     runner.run(engine.close())
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     assert group_members(engine.pids["actor"]) == []
 
 
@@ -140,9 +142,9 @@ def test_a_killed_engine_is_told_with_its_last_output(doomed, runner, tmp_path):
     os.kill(core, signal.SIGKILL)
     killed = time.monotonic()
     with pytest.raises(RunFailed, match=f"EngineCore.*pid {core}") as told:
-        runner.run(asyncio.wait_for(doomed.watch(), 15))
+        runner.run(asyncio.wait_for(doomed.watch(), TOLD_S))
     assert "its last output" in str(told.value)
-    assert time.monotonic() - killed < 15
+    assert time.monotonic() - killed < TOLD_S
     close(runner, doomed)
 
 
@@ -154,12 +156,14 @@ def test_closing_while_vllm_starts_leaves_nothing(runner, demo_generation, scrat
         engine = await VllmEngine.launch(demo_generation, log_folder=tmp_path, scratch=scratch)
         load = asyncio.create_task(engine.load(lambda phase: loading.set() if phase == "loading the model" else None))
         await loading.wait()
-        await asyncio.sleep(3)  # the engine's own process is starting now
+        await asyncio.sleep(3)
+        async with asyncio.timeout(120):
+            while len(group_members(engine.pids["actor"])) < 2:  # the engine's own process is about to start
+                await asyncio.sleep(0.1)
         load.cancel()
         return engine
 
     engine = runner.run(launch_and_begin_to_load())
-    assert len(group_members(engine.pids["actor"])) > 1
     close(runner, engine)
 
 
@@ -170,5 +174,5 @@ def test_a_killed_actor_is_told_and_takes_its_children_along(runner, demo_genera
         runner.run(engine.update_weights(tmp_path / "empty", policy_version=1))
     os.kill(engine.pids["actor"], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"the vLLM actor died; gone: actor"):
-        runner.run(asyncio.wait_for(engine.watch(), 15))
+        runner.run(asyncio.wait_for(engine.watch(), TOLD_S))
     close(runner, engine)

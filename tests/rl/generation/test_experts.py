@@ -15,7 +15,7 @@ from rl.layout import rank_batches
 from rl.settings import generation_settings, loop_settings, rank_settings
 from rl.workers.rank import PolicyRank
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 VOCABULARY, HIDDEN = 49152, 64
 

@@ -1,6 +1,7 @@
 """A checkout that stands in for NeMo RL's, and a Ray cluster that claims to have GPUs."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -57,12 +58,19 @@ def checkout_folder(pristine_checkout: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine_checkout, tmp_path / "checkout", symlinks=True))
 
 
+def free_port() -> int:
+    """Outside the ranges that Ray's workers, and the kernel for Ray's other servers, take ports from."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are taken")
+
+
 @pytest.fixture(scope="session")
 def gpu_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a Ray cluster of one node that says it has 2 GPUs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     temporary = Path("/tmp") / f"grpo-test-{port}"
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
@@ -83,7 +91,7 @@ def gpu_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         head.terminate()
         try:
-            head.wait(20)
+            head.wait(60)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(head.pid, signal.SIGKILL)

@@ -100,9 +100,9 @@ def test_a_run_that_hangs_is_ended(
 ):
     monkeypatch.setenv("STAND_IN", "hang")
     started = time.monotonic()
-    with pytest.raises(RunFailed, match=r"hangs: it printed nothing for 3 s.*Last line: waiting for rollouts"):
-        launch(pristine_checkout, run, job(gpu_cluster), silence_limit_s=3.0)
-    assert time.monotonic() - started < 60
+    with pytest.raises(RunFailed, match=r"hangs: it printed nothing for 15 s.*Last line: waiting for rollouts"):
+        launch(pristine_checkout, run, job(gpu_cluster), silence_limit_s=15.0)
+    assert time.monotonic() - started < 150
     assert not processes_with(str(run.path))
 
 
@@ -140,10 +140,12 @@ def test_a_cluster_of_this_machine_is_started_and_gone_afterwards(
     processes_with: Callable[[str], list[str]],
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    before = {*Path("/tmp").glob("grpo-ray-*")}  # of other runs on this machine
     with pytest.raises(LauncherError, match=r"GPUs of the cluster's nodes: \S+ 0"):
         launch(pristine_checkout, run, job(None))
-    assert not processes_with("/tmp/grpo-ray-")
-    assert not list(Path("/tmp").glob("grpo-ray-*"))
+    left = [line for line in processes_with("/tmp/grpo-ray-") if not any(str(folder) in line for folder in before)]
+    assert not left
+    assert {*Path("/tmp").glob("grpo-ray-*")} <= before
 
 
 def test_a_package_without_wheels_may_use_an_index(tmp_path: Path):

@@ -78,6 +78,6 @@ def test_a_cancelled_run_leaves_nothing(
         with pytest.raises(asyncio.CancelledError):
             await training
 
-    asyncio.run(asyncio.wait_for(cancelled(), 60))
+    asyncio.run(asyncio.wait_for(cancelled(), 180))
     assert run.read_json("status.json")["status"] == "cancelled"
     assert not processes_with(str(run.path))
