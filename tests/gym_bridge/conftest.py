@@ -39,7 +39,7 @@ class Trials:
     policy: FakePolicy
     run: Run
     collect: Callable[..., list[Rollout]]
-    """(rows, timeout_s=30) -> rollouts in the order of the rows."""
+    """(rows, timeout_s=60) -> rollouts in the order of the rows."""
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def trials(
     )
     client = GymClient(servers.agents, sampling=SAMPLING, find_call=lambda _: None, watch=servers.watch)
 
-    def collect(rows: Sequence[Mapping[str, Any]], timeout_s: float = 30.0) -> list[Rollout]:
+    def collect(rows: Sequence[Mapping[str, Any]], timeout_s: float = 60.0) -> list[Rollout]:
         requests = [RolloutRequest(group_id=i, rollout_id=0, row_index=i, row=row) for i, row in enumerate(rows)]
         rollouts = run(collected(client, requests, timeout_s))
         return sorted(rollouts, key=lambda rollout: rollout.group_id)

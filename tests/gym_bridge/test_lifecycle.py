@@ -67,7 +67,7 @@ def test_cancelling_while_servers_start_leaves_nothing(test_mark: str, gym: GymE
 
         def on_progress(line: str) -> None:
             if line.startswith("starting 3"):
-                asyncio.get_running_loop().call_later(1, starting.set)  # they take longer than that anywhere
+                asyncio.get_running_loop().call_later(3, starting.set)
 
         task = asyncio.create_task(start(DEMO / "environment", gym, tmp_path, on_progress=on_progress))
         await asyncio.wait([task, asyncio.ensure_future(starting.wait())], return_when=asyncio.FIRST_COMPLETED)

@@ -98,9 +98,9 @@ def test_a_server_that_never_listens(test_mark: str, gym: GymEnvironment, tmp_pa
     package = package_of(tmp_path, mine())
     app = package / "resources_servers" / "mine" / "app.py"
     app.write_text("import time\nprint('thinking')\ntime.sleep(600)\n")
-    message = r"(?s)starting the servers took more than 10 s; no answer from mine\n.*thinking"
+    message = r"(?s)starting the servers took more than 3 s; no answer from mine\n.*thinking"
     with pytest.raises(RunFailed, match=message):
-        within_bound(start(package, gym, tmp_path, bounds=Bounds(ready_s=10)))
+        within_bound(start(package, gym, tmp_path, bounds=Bounds(ready_s=3)))
 
 
 def test_a_port_that_is_taken(test_mark: str, gym: GymEnvironment, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ async def rollout_of(
         async with servers:
             client = GymClient(servers.agents, sampling=SAMPLING, find_call=lambda _: None, watch=servers.watch)
             request = RolloutRequest(group_id=0, rollout_id=0, row_index=0, row=row)
-            (rollout,) = await collected(client, [request], timeout_s=60.0)
+            (rollout,) = await collected(client, [request], timeout_s=180.0)
         return rollout, policy.requests[-1]
 
 
