@@ -13,7 +13,7 @@ demo:  ## train a 135M-parameter model against a NeMo Gym environment on this ma
 
 test:  ## all tests that need no GPU, real vLLM and NeMo Gym included
 	@locks/install.sh dev
-	.venv/bin/pytest
+	.venv/bin/pytest --durations=50 --durations-min=3
 
 check:  ## lint, format and types
 	@locks/install.sh dev

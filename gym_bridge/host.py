@@ -85,7 +85,7 @@ def main(report_descriptor: int) -> None:
         if (environments := wishes.get()) is None:
             return
         check_ports(plans, head_port=config.head_server.port)
-        address_ray(config)
+        address_ray(config, wish["ray_port"])
         start_servers(servers, plans, environments["environments"], config, package, Path(wish["log_folder"]))
         report(reports, event="doing", what="starting Gym's Ray while the servers import")
         start_ray_and_head(config)
@@ -227,13 +227,10 @@ def check_ports(plans: list[Plan], *, head_port: int) -> None:
                 raise Refused(f"{name} cannot listen on {host}:{port}: {error.strerror}") from None
 
 
-def address_ray(config: Any) -> None:
+def address_ray(config: Any, port: int) -> None:
     """Write into the config where Gym's Ray will be, so that the servers can import meanwhile; they wait for it."""
     from omegaconf import open_dict
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     os.environ[RAY_PORT_VARIABLE] = str(port)
     with open_dict(config):
         config["ray_head_node_address"] = f"127.0.0.1:{port}"

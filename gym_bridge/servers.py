@@ -6,7 +6,6 @@ GymServers.start(package, policy) --> .agents: instance name -> URL --> gym_brid
 """
 
 import asyncio
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from gym_bridge.host_process import HOST, HostProcess
 from gym_bridge.install import GymEnvironment, ServerFolder, server_environment
 from gym_bridge.once import OnProgress
 from gym_bridge.package import TURN_LIMITS, PolicyEndpoint, agent_settings, gym_config
+from gym_bridge.ports import free_port
 from gym_bridge.wheelhouse import wheelhouse
 from launcher.schema.manifest import Package
 from launcher.schema.problems import LauncherError, Problem
@@ -93,7 +93,8 @@ class GymServers:
         )
         try:
             host.tell(
-                config=gym_config(package, policy, work=host.work, head_port=_free_port()),
+                config=gym_config(package, policy, work=host.work, head_port=free_port()),
+                ray_port=free_port(),
                 agent_settings=agent_settings(sampling, max_rollout_turns=max_rollout_turns),
                 package=str(package.root),
                 log_folder=str(log_folder.resolve()),
@@ -167,10 +168,3 @@ def _check_turn_limits(planned: Sequence[Mapping[str, Any]]) -> None:
     ]  # fmt: skip
     if lacking:
         raise LauncherError(lacking)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

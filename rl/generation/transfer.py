@@ -5,10 +5,11 @@ every rank: WeightSender.send --(handles of GPU memory: ipc | broadcast: nccl)--
 """
 
 import secrets
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from gym_bridge.ports import free_port
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -38,14 +39,11 @@ class TransferTarget:
 
 def transfer_target(*, shares_gpus: bool, num_workers: int) -> TransferTarget:
     """A new one for a run: memory handles on shared GPUs, NCCL between separate ones."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
     return TransferTarget(
         actor_name=f"vllm-{secrets.token_hex(8)}",
         backend="ipc" if shares_gpus else "nccl",
         num_workers=num_workers,
-        port=port,
+        port=free_port(),
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_bridge.ports import free_port
 from launcher.schema.problems import LauncherError, Problem, RunFailed
 from rl.nemo_rl.checkout import Checkout
 from rl.nemo_rl.outcome import plain_lines
@@ -65,7 +66,7 @@ async def started_cluster(
     """
     # Ray's sockets lie under this folder, and the path of a socket may not exceed 107 characters.
     temporary = Path(tempfile.mkdtemp(prefix="grpo-ray-", dir="/tmp"))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     command = checkout.command(
         uv, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
         f"--port={address.rpartition(':')[2]}", f"--temp-dir={temporary}",
@@ -132,13 +133,6 @@ def _cannot_join(address: str, why: str) -> LauncherError:
     message = f"the Ray cluster at {address} cannot be joined: {why}"
     fix = "start Ray from the NeMo RL checkout on every node (ray start), and set cluster.address=HOST:PORT of its head"
     return LauncherError([Problem(code="ray-cluster", path="cluster.address", message=message, fix=fix)])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _connect(address: str) -> None:

@@ -7,7 +7,6 @@ PolicyGroup.start --> ranks load the model, join a process group (gloo on a CPU,
 
 import asyncio
 import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +14,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from gym_bridge.ports import free_port
 from launcher.schema.problems import RunFailed
 from rl.actor_output import last_words
 from rl.gpus import gpu_variables
@@ -50,7 +50,7 @@ class PolicyGroup:
         Raises:
             RunFailed: a rank could not start; the message holds its own cause.
         """
-        rendezvous = f"tcp://127.0.0.1:{_free_port()}"
+        rendezvous = f"tcp://127.0.0.1:{free_port()}"
         threads = max(1, (os.cpu_count() or 1) // num_ranks)
         log_files = [log_folder / f"policy-rank-{rank}.log" for rank in range(num_ranks)]
         ranks: list[Any] = [
@@ -131,10 +131,3 @@ class PolicyGroup:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -16,8 +16,8 @@ from launcher.schema.sampling import Sampling
 SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=None, max_new_tokens=64)
 NOWHERE = PolicyEndpoint(base_url="http://127.0.0.1:9/v1", api_key="none", model="policy")
 NO_SESSION = -1
-LEFT_S = 60.0
-"""Within which the processes of a Gym that has ended must be gone; a busy machine takes seconds."""
+LEFT_S = 15.0
+"""Within which the processes of a Gym that has ended must be gone."""
 
 
 def left_behind(mark: str) -> list[str]:

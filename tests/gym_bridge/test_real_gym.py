@@ -104,14 +104,14 @@ def test_one_row_in_twenty_that_hangs_and_one_that_raises_cost_only_themselves(t
     rows = demo_rows(40)
     for index, row in enumerate(rows):
         row["fault"] = {0: "hang", 10: "raise"}.get(index % 20)
-    rollouts = trials.collect(rows, timeout_s=20)
+    rollouts = trials.collect(rows, timeout_s=10)
     failures = {rollout.row_index: rollout.failure for rollout in rollouts if rollout.failure}
     raised = (
         "500 from numbered_list_agent, in a server called by numbered_list_agent: "
         "ValueError('the judge is out to lunch')"
     )
     assert failures == {
-        0: "timeout: no result after 20 s", 20: "timeout: no result after 20 s", 10: raised, 30: raised,
+        0: "timeout: no result after 10 s", 20: "timeout: no result after 10 s", 10: raised, 30: raised,
     }  # fmt: skip
     assert all(rollout.reward is not None for rollout in rollouts if not rollout.failure)
 

@@ -18,7 +18,7 @@ from launcher.schema.problems import RunFailed
 from tests.gym_bridge.conftest import Trials, demo_rows
 from tests.gym_bridge.starting import mine, package_of, start
 
-BOUND_S = 180.0
+BOUND_S = 60.0
 """On every start here, Gym's imports on a busy machine included; a bound that a case sets itself is shorter."""
 
 

@@ -1,10 +1,8 @@
 """A checkout that stands in for NeMo RL's, and a Ray cluster that claims to have GPUs."""
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_bridge.ports import free_port
 from rl.nemo_rl.launch import find_uv
 from rl.nemo_rl.processes import child_environment
 
@@ -56,15 +55,6 @@ def pristine_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout_folder(pristine_checkout: Path, tmp_path: Path) -> Path:
     """A copy to break."""
     return Path(shutil.copytree(pristine_checkout, tmp_path / "checkout", symlinks=True))
-
-
-def free_port() -> int:
-    """Outside the ranges that Ray's workers, and the kernel for Ray's other servers, take ports from."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are taken")
 
 
 @pytest.fixture(scope="session")

@@ -100,8 +100,8 @@ def test_a_run_that_hangs_is_ended(
 ):
     monkeypatch.setenv("STAND_IN", "hang")
     started = time.monotonic()
-    with pytest.raises(RunFailed, match=r"hangs: it printed nothing for 15 s.*Last line: waiting for rollouts"):
-        launch(pristine_checkout, run, job(gpu_cluster), silence_limit_s=15.0)
+    with pytest.raises(RunFailed, match=r"hangs: it printed nothing for 8 s.*Last line: waiting for rollouts"):
+        launch(pristine_checkout, run, job(gpu_cluster), silence_limit_s=8.0)
     assert time.monotonic() - started < 150
     assert not processes_with(str(run.path))
 
