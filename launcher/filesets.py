@@ -15,7 +15,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -283,9 +283,10 @@ class FileSetStore:
         for path in self._blob_sizes(after.reference):
             if path.rsplit("/", 1)[-1] in used:
                 continue
-            modified = self._fs.modified(path)
-            if now - (modified if modified.tzinfo else modified.replace(tzinfo=UTC)) > _ORPHAN_AGE:
-                self._fs.rm_file(path)
+            with suppress(FileNotFoundError):  # finished, or deleted, by somebody else meanwhile
+                modified = self._fs.modified(path)
+                if now - (modified if modified.tzinfo else modified.replace(tzinfo=UTC)) > _ORPHAN_AGE:
+                    self._fs.rm_file(path)
 
     @contextmanager
     def _locked(self, reference: str) -> Iterator[None]:

@@ -102,10 +102,12 @@ def test_nothing_is_left_when_the_launcher_is_interrupted_or_killed_while_it_sam
 ) -> None:
     script = f"""
 import asyncio
+import signal
 from pathlib import Path
 from gym_bridge.install import GymEnvironment
 from tests.gym_bridge.test_lifecycle import sample_until_the_end
 gym = GymEnvironment(version={gym.version!r}, root=Path({str(gym.root)!r}), base_python=Path("unused"))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started in the background
 asyncio.run(sample_until_the_end(Path({str(DEMO / "environment")!r}), gym, Path({str(tmp_path)!r})))
 """
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:

@@ -230,3 +230,21 @@ def test_killed_at_random_instants_a_set_is_old_or_new(kind, tmp_path, request):
         finished += current == target
     report = store.upload(versions["new"], "env", replace=True)
     assert sorted(report.fileset.files) == sorted(expected["new"])
+
+
+def test_a_file_that_another_upload_finishes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    store = FileSetStore(str(tmp_path / "store"))
+    store.create("env", purpose="generic")
+    part = tmp_path / "store/default/env/blobs/ab/abc.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    ask = store._fs.modified
+
+    def finished_before_it_was_asked(path):
+        part.unlink()
+        return ask(path)
+
+    monkeypatch.setattr(store._fs, "modified", finished_before_it_was_asked)
+    store.upload(write(tmp_path / "source", {"a.txt": "a"}), "env")
+    assert not part.exists()
+    assert store.get("env").files.keys() == {"a.txt"}
